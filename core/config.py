@@ -1,0 +1,105 @@
+"""What an operator may set, in one place; the command line and `LLM(...)` both make an EngineConfig."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from core.errors import ConfigError
+
+__all__ = ["CacheConfig", "EngineConfig", "SchedulerConfig"]
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds and policy of the Scheduler.
+
+    Raises:
+        ConfigError: on construction, naming flag and value.
+    """
+
+    max_num_seqs: int = 128
+    """Requests that may run at once (`--max-num-seqs`)."""
+    max_num_batched_tokens: int = 2048
+    """Token budget of a step (`--max-num-batched-tokens`)."""
+    max_model_len: int = 2048
+    """Longest sequence, prompt and output (`--max-model-len`)."""
+    max_num_queued_reqs: int = 0
+    """Waiting requests before new ones get 429; 0 means no bound (`--max-num-queued-reqs`)."""
+    enable_chunked_prefill: bool = True
+    """Whether a prompt may be computed over several steps (`--enable-chunked-prefill`)."""
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in a step that also serves others; 0 takes half the budget."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    preemption_mode: Literal["recompute", "swap"] = "recompute"
+    """What happens to the blocks of a preempted request (`--preemption-mode`)."""
+    async_scheduling: bool = True
+    """Whether step n+1 is prepared while step n runs (`--async-scheduling`)."""
+    force_preemption: bool = False
+    """For tests: preempt a running request at every step that allows it."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+            if getattr(self, name) < 1:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}; give a larger value")
+        if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
+            raise ConfigError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-model-len {self.max_model_len} "
+                "and chunked prefill is off: a long prompt could never run; raise it or enable chunked prefill"
+            )
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The KV cache."""
+
+    block_size: int | None = None
+    """Tokens a block; None takes the backend's preferred size (`--block-size`)."""
+    num_blocks: int | None = None
+    """Blocks of the device pool; None sizes it from memory (`--num-kv-blocks`)."""
+    kv_cache_memory_bytes: int | None = None
+    """Memory of the device pool (`--kv-cache-memory-bytes`)."""
+    device_memory_utilization: float = 0.9
+    """Share of device memory that weights and cache may take together (`--gpu-memory-utilization`)."""
+    kv_cache_dtype: str = "auto"
+    """"auto" takes the model's dtype (`--kv-cache-dtype`)."""
+    enable_prefix_caching: bool = True
+    swap_space_bytes: int = 0
+    """Host memory for blocks of preempted requests; needed by `--preemption-mode swap` (`--swap-space`)."""
+
+    def __post_init__(self) -> None:
+        if self.block_size is not None and self.block_size < 1:
+            raise ConfigError(f"--block-size must be at least 1, got {self.block_size}")
+        if self.num_blocks is not None and self.num_blocks < 2:
+            raise ConfigError(f"--num-kv-blocks must be at least 2 (block 0 is reserved), got {self.num_blocks}")
+        if not 0.0 < self.device_memory_utilization <= 1.0:
+            raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.device_memory_utilization}")
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything an engine is built from."""
+
+    model: str
+    """A folder, a GGUF file, or a name that `core pull` knows."""
+    device: str = "auto"
+    """Backend name, "auto", or "name:index" (`--device`)."""
+    dtype: str = "auto"
+    """"auto" takes the checkpoint's type where the device has it (`--dtype`)."""
+    quantization: str | None = None
+    """Quantize dense weights at load: "int8" (W8A8 dynamic) or "fp8" (`--quantization`); GGUF files bring their own."""
+    dequantize: bool = False
+    """Dequantize quantized weights at load even where the device has a kernel for the scheme."""
+    tokenizer: str | None = None
+    seed: int = 0
+    revision: str | None = None
+    enforce_eager: bool = False
+    """Never capture graphs (`--enforce-eager`)."""
+    deterministic: bool = False
+    """Ask every operation for batch- and chunk-invariant results (`--deterministic`)."""
+    num_threads: int = 0
+    """Compute threads of a host backend; 0 takes the cores that this process may use (`--threads`)."""
+    max_model_len: int | None = None
+    """None takes the model's own, shortened to what the KV pool holds (`--max-model-len`)."""
+    max_logprobs: int = 20
+    scheduler: SchedulerConfig = SchedulerConfig()
+    cache: CacheConfig = CacheConfig()
