@@ -80,7 +80,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check(all(self.bad_words), "bad_words", "non-empty strings")
         check(self.allowed_token_ids is None or len(self.allowed_token_ids) > 0, "allowed_token_ids", "non-empty")
         if self.logit_bias is not None:
-            check(all(-100.0 <= v <= 100.0 for v in self.logit_bias.values()), "logit_bias", "in [-100, 100] for each id")
+            check(
+                all(-100.0 <= v <= 100.0 for v in self.logit_bias.values()), "logit_bias", "in [-100, 100] for each id"
+            )
 
     @property
     def greedy(self) -> bool:
