@@ -1,4 +1,4 @@
-"""How a KV cache lies in memory. The core allocates, hashes, swaps and transfers by block id and never indexes inside a plane."""
+"""How a KV cache lies in memory. The core handles blocks by id and never indexes inside a plane."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class KVSlab:
 def canonical_layout(spec: KVCacheSpec, block_size: int) -> KVLayout:
     """The token-major layout that every composite reads: planes [block_size, num_kv_heads, dim].
 
-    MLA and INDEX caches have one plane "latent"; STATE caches one plane for each of `state_shapes` and a block size of 1.
+    MLA and INDEX caches have one plane "latent"; STATE caches one plane for each of `state_shapes`, block size 1.
     """
     if spec.kind is CacheKind.STATE:
         states = tuple(

@@ -101,12 +101,13 @@ def check_api(info: BackendInfo) -> None:
         )
     if min_minor > CONTRACT_VERSION[1]:
         raise ContractVersionError(
-            f"backend {info.name!r} needs contract {major}.{min_minor} or newer, this core has {have}; upgrade core-inference"
+            f"backend {info.name!r} needs contract {major}.{min_minor} or newer, this core has {have}; "
+            "upgrade core-inference"
         )
 
 
 def judge(backend: Backend, info: BackendInfo, op: OpSpec, device: DeviceInfo) -> Verdict:
-    """The verdict on `op`: the plugin's own, or NO without a call where `op` uses what came after the plugin's minor."""
+    """The plugin's verdict, or NO without a call where `op` uses what came after the plugin's minor."""
     newer = newer_fields(op, info.api[2])
     if newer:
         return Verdict.no(f"built for contract 1.{info.api[2]}, which does not know {', '.join(newer)}")

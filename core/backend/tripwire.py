@@ -53,7 +53,7 @@ class Tripwire(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._depth = 0
         self.operations: list[str] = []
         """Names of the operations that were called, in order."""

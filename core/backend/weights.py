@@ -1,4 +1,4 @@
-"""Weights: where they come from (`WeightSource`), how they are stored (`Scheme`), what a backend makes of them (`Packed`)."""
+"""Weights: whence they come (`WeightSource`), how they are stored (`Scheme`), how a backend keeps them (`Packed`)."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class RmsNormArgs(Args):
 
 @dataclass(frozen=True, kw_only=True)
 class RmsNormOp(OpSpec):
-    """Root-mean-square norm (Zhang and Sennrich, 2019) in float32: x / sqrt(mean(x^2) + eps) * (weight_offset + weight).
+    """Root-mean-square norm (Zhang and Sennrich, 2019), in float32: x / sqrt(mean(x^2) + eps) * (offset + weight).
 
     Returns:
         [..., dim], model dtype; with feature "residual" a pair (norm of x + residual, x + residual).
@@ -288,8 +288,8 @@ class RejectionSampleArgs(Args):
 class RejectionSampleOp(OpSpec):
     """Accepts a prefix of each request's draft and draws one more token (Leviathan et al., 2023).
 
-    Draft token t is accepted with probability min(1, p(t) / q(t)), decided by u of (seed, position, t, stream 1); at the
-    first rejection a token is drawn from max(p - q, 0) as `sample` draws (stream 2), after full acceptance from p (stream 0).
+    Draft token t is accepted with probability min(1, p(t) / q(t)), decided by u of (seed, position, t, stream 1). At
+    the first rejection a token is drawn from max(p - q, 0) as `sample` draws (stream 2), else from p (stream 0).
 
     Returns:
         (token ids [R, K + 1], int32, -1 past the end; number of valid ones [R], int32, at least 1).
