@@ -104,6 +104,8 @@ class CompletionOutput(msgspec.Struct, kw_only=True):
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None
+    """Why, where `finish_reason` is ERROR."""
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

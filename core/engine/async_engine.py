@@ -1,0 +1,398 @@
+"""The engine that a server talks to: requests in, streams of RequestOutput out, the engine itself in a child process
+that is started again when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import AsyncGenerator, Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+from core.config import EngineConfig
+from core.engine.build import launch_env
+from core.engine.client import EngineClient
+from core.engine.health import EngineEvent, EngineHealth, HealthState, RestartPolicy
+from core.engine.input_processor import InputProcessor, ProcessedRequest
+from core.engine.output_processor import OutputKind, OutputProcessor
+from core.engine.protocol import Abort, Add, Call, EngineFacts, FromEngine, Outputs, Rejected, Reply
+from core.errors import CoreError, EngineDeadError
+from core.outputs import EngineStats, RequestOutput
+from core.sampling_params import SamplingParams
+from core.text.tokenizer import Tokenizer
+
+__all__ = ["AsyncEngine"]
+
+logger = logging.getLogger("core.engine")
+
+LONG_PROMPT_CHARS = 16_384
+"""A text of this length is tokenized in a thread, so that it does not hold up the streams of others."""
+STOP_TIMEOUT_S = 10.0
+"""Seconds that a process has to end when asked to; it is killed then."""
+
+_Stream = asyncio.Queue[RequestOutput | CoreError]
+
+
+class AsyncEngine:
+    """Serves many requests at once from one event loop. Made by `AsyncEngine.start`; ended by `shutdown`.
+
+    When the engine process dies, every request in flight raises EngineDeadError at once, and so does every new one
+    until the process is up again: nothing waits for a restart. `health` says which it is.
+
+    A request that fails alone (its step raised) does not raise: its choice ends with finish_reason "error" and says
+    why in `error`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        *,
+        restart: bool,
+        on_event: Callable[[EngineEvent], None] | None,
+        runner_factory: str | None,
+        restart_policy: RestartPolicy | None,
+    ) -> None:
+        self._config = config
+        self._tokenizer = tokenizer
+        self._restart = restart
+        self._on_event = on_event
+        self._runner_factory = runner_factory
+        self._policy = restart_policy or RestartPolicy()
+        self._health = EngineHealth(HealthState.RESTARTING, "the engine is starting")
+        self._draining = False
+        self._stats = EngineStats()
+        self._outputs = OutputProcessor(tokenizer)
+        self._streams: dict[str, _Stream] = {}
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._calls: dict[int, asyncio.Future[bool | int | str | None]] = {}
+        self._call_ids = itertools.count()
+        self._client: EngineClient
+        self._facts: EngineFacts
+        self._inputs: InputProcessor
+        self._supervisor: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        config: EngineConfig,
+        *,
+        tokenizer: Tokenizer | None = None,
+        restart: bool = True,
+        on_event: Callable[[EngineEvent], None] | None = None,
+        runner_factory: str | None = None,
+        restart_policy: RestartPolicy | None = None,
+    ) -> AsyncEngine:
+        """A healthy engine; returns when its process takes requests.
+
+        Args:
+            config: What to serve.
+            tokenizer: None loads the one that `config` names.
+            restart: Whether a process that died is started again.
+            on_event: Called in the event loop, for a log; must not block.
+            runner_factory: As for `build_engine`, by name; for tests and embedders.
+            restart_policy: Delays and bound of restarts.
+
+        Raises:
+            CoreError: the very error that the engine could not be built for.
+        """
+        if tokenizer is None:
+            tokenizer = await asyncio.to_thread(load_tokenizer, config)
+        engine = cls(
+            config,
+            tokenizer,
+            restart=restart,
+            on_event=on_event,
+            runner_factory=runner_factory,
+            restart_policy=restart_policy,
+        )
+        await engine._launch()
+        engine._supervisor = asyncio.create_task(engine._supervise(), name="engine-supervisor")
+        return engine
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the served model."""
+        return self._tokenizer
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What is served; a restart replaces it."""
+        return self._facts
+
+    @property
+    def health(self) -> EngineHealth:
+        """Whether requests are taken, and why not."""
+        return self._health
+
+    @property
+    def errored(self) -> bool:
+        """Whether requests are refused now."""
+        return self._health.state is not HealthState.HEALTHY
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters of the engine as of its last message; all zero after it died."""
+        return self._stats
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: str | None = None,
+        delta: bool = True,
+        external_id: str | None = None,
+        prompt_param: str = "prompt",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one request as they come, the last one with `finished`.
+
+        Nothing happens, and nothing is checked, before the first item is asked for. Closing or cancelling the
+        iterator ends every choice in the engine before its next step, also while the request is still queued.
+
+        Args:
+            prompt: Text or token ids; a rendered chat comes as ids.
+            params: How to sample.
+            request_id: A label, echoed in the outputs and taken by `abort`; need not be unique.
+            priority: Lower runs first.
+            cache_salt: Requests share cached prefixes only where their salts are equal.
+            adapter: Name of a LoRA adapter.
+            delta: Whether outputs hold only what is new; else each holds everything so far.
+            external_id: Another label, for traces.
+            prompt_param: The request field that an error about the prompt names.
+
+        Raises:
+            InvalidRequestError: the request is wrong.
+            QueueFullError: the waiting queue is full; raised at once.
+            EngineDeadError: the engine died, is starting again, or is shutting down.
+        """
+        self._check_open()
+        request = await self._process(
+            prompt,
+            params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
+            external_id=external_id,
+            prompt_param=prompt_param,
+        )
+        stream = self._add(request, OutputKind.DELTA if delta else OutputKind.CUMULATIVE)
+        try:
+            finished = False
+            while not finished:
+                item = await stream.get()
+                if isinstance(item, CoreError):
+                    raise item
+                finished = item.finished
+                yield item
+        finally:
+            self._drop(request.key)
+
+    async def abort(self, request_id: str) -> None:
+        """Ends every request with this label; their streams end with finish_reason "abort". Unknown labels do nothing.
+
+        Args:
+            request_id: As given to `generate`, or as found in its outputs.
+        """
+        for key in self._outputs.keys_of(request_id):
+            last, engine_ids = self._outputs.abort(key)
+            self._send_abort(engine_ids)
+            self._streams[key].put_nowait(last)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; whether it could (requests in flight prevent it).
+
+        Raises:
+            EngineDeadError: the engine is not up.
+        """
+        return bool(await self._call("reset_prefix_cache"))
+
+    async def check_integrity(self) -> None:
+        """For tests: raises CoreError where the engine's bookkeeping contradicts itself."""
+        await self._call("check_integrity")
+
+    async def drain(self, timeout: float) -> bool:
+        """Takes no new requests and lets those in flight end; after `timeout` seconds the rest is aborted.
+
+        Returns:
+            Whether every request ended by itself.
+        """
+        self._draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await self._idle.wait()
+        left = list(self._streams)
+        for key in left:
+            last, engine_ids = self._outputs.abort(key)
+            self._send_abort(engine_ids)
+            self._streams[key].put_nowait(last)
+        return not left
+
+    async def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
+        """Ends the engine process; requests in flight raise EngineDeadError. A second call has no effect."""
+        self._draining = True
+        if self._supervisor is None:
+            return
+        supervisor, self._supervisor = self._supervisor, None
+        self._health = EngineHealth(HealthState.DEAD, "the engine was shut down")
+        supervisor.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await supervisor
+        self._lose_all("the engine was shut down")
+        await self._client.stop(timeout)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.shutdown()
+
+    # --- requests ---
+
+    def _check_open(self) -> None:
+        if self._draining:
+            raise EngineDeadError("the engine is shutting down and takes no new requests; send it elsewhere")
+        if self._health.state is HealthState.RESTARTING:
+            raise EngineDeadError(f"the engine is starting again ({self._health.reason}); try again in a few seconds")
+        if self._health.state is HealthState.DEAD:
+            raise EngineDeadError(f"the engine is dead ({self._health.reason}); restart the server")
+
+    async def _process(self, prompt: str | Sequence[int], params: SamplingParams, **labels: object) -> ProcessedRequest:
+        if isinstance(prompt, str) and len(prompt) >= LONG_PROMPT_CHARS:
+            return await asyncio.to_thread(self._inputs.process, prompt, params, **labels)  # type: ignore[arg-type]
+        return self._inputs.process(prompt, params, **labels)  # type: ignore[arg-type]
+
+    def _add(self, request: ProcessedRequest, kind: OutputKind) -> _Stream:
+        self._check_open()
+        self._client.send(Add(list(request.choices)))
+        stream: _Stream = asyncio.Queue()
+        self._outputs.add(request, kind)
+        self._streams[request.key] = stream
+        self._idle.clear()
+        return stream
+
+    def _drop(self, key: str) -> None:
+        """Forgets the request, and ends it in the engine where it still runs."""
+        self._send_abort(self._outputs.discard(key))
+        self._streams.pop(key, None)
+        if not self._streams:
+            self._idle.set()
+
+    def _send_abort(self, engine_ids: Sequence[str]) -> None:
+        if engine_ids and not self.errored:
+            self._client.send(Abort(list(engine_ids)))
+
+    async def _call(self, method: str) -> bool | int | str | None:
+        if self.errored:
+            raise EngineDeadError(f"the engine is {self._health.state} ({self._health.reason}); try again later")
+        call_id = next(self._call_ids)
+        self._client.send(Call(call_id, method))
+        future = self._calls[call_id] = asyncio.get_running_loop().create_future()
+        try:
+            return await future
+        finally:
+            del self._calls[call_id]
+
+    # --- news of the engine ---
+
+    def _handle(self, message: FromEngine) -> None:
+        match message:
+            case Outputs(outputs, stats):
+                self._stats = stats
+                news, finished_early = self._outputs.process(outputs)
+                self._send_abort(finished_early)
+                for key, output in news:
+                    self._streams[key].put_nowait(output)
+            case Rejected(engine_ids, error):
+                for key in {engine_id.rpartition("-")[0] for engine_id in engine_ids} & self._streams.keys():
+                    self._outputs.discard(key)
+                    self._streams[key].put_nowait(error.error())
+            case Reply(call_id, value, error):
+                future = self._calls.get(call_id)
+                if future is not None and not future.done():
+                    future.set_result(value) if error is None else future.set_exception(error.error())
+
+    async def _read(self, client: EngineClient) -> None:
+        while True:
+            self._handle(await client.receive())
+
+    def _lose_all(self, reason: str) -> None:
+        """Ends every request in flight and every pending call with EngineDeadError."""
+        message = f"{reason}; the request is lost, send it again"
+        for key, stream in self._streams.items():
+            self._outputs.discard(key)
+            stream.put_nowait(EngineDeadError(message))
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineDeadError(message))
+        self._stats = EngineStats()
+
+    # --- the process ---
+
+    async def _launch(self) -> None:
+        self._client, self._facts = await EngineClient.launch(
+            self._config,
+            runner_factory=self._runner_factory,
+            env={} if self._runner_factory else launch_env(self._config),
+        )
+        self._inputs = InputProcessor(
+            self._tokenizer,
+            vocab_size=self._facts.vocab_size,
+            max_model_len=self._facts.max_model_len,
+            max_logprobs=self._config.max_logprobs,
+            eos_token_ids=self._tokenizer.eos_token_ids if self._tokenizer is not None else (),
+        )
+        self._health = EngineHealth(HealthState.HEALTHY)
+        self._tell("started", f"engine process {self._facts.pid} is ready: {self._facts.resolved}")
+
+    async def _supervise(self) -> None:
+        """Lives as long as the engine: reads its news, notices its death, starts it again."""
+        while not self.errored:
+            await self._read_until_death()
+            await self._client.stop(0.0)
+            await self._start_again()
+
+    async def _read_until_death(self) -> None:
+        client = self._client
+        reader = asyncio.create_task(self._read(client), name="engine-reader")
+        try:
+            await asyncio.wait([reader, client.exited], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            reader.cancel()
+            await asyncio.wait([reader])
+        if not reader.cancelled():
+            logger.error("reading from the engine failed; its process is ended", exc_info=reader.exception())
+            await client.stop(0.0)
+        self._health = EngineHealth(HealthState.RESTARTING, "the engine process died")
+        reason = await client.last_words()
+        self._health = EngineHealth(HealthState.RESTARTING, reason)
+        self._lose_all(reason)
+        self._tell("died", reason)
+
+    async def _start_again(self) -> None:
+        """Tries until the engine is healthy, or for good dead."""
+        while self.errored:
+            delay_s = self._policy.next_delay_s() if self._restart else None
+            if delay_s is None:
+                self._health = EngineHealth(HealthState.DEAD, self._health.reason)
+                self._tell("gave_up", f"the engine is not started again: {self._health.reason}")
+                return
+            await asyncio.sleep(delay_s)
+            try:
+                await self._launch()
+            except CoreError as error:
+                self._health = EngineHealth(HealthState.RESTARTING, str(error))
+                self._tell("restart_failed", str(error))
+
+    def _tell(self, kind: str, message: str) -> None:
+        logger.log(logging.INFO if kind == "started" else logging.ERROR, "%s", message)
+        if self._on_event is not None:
+            self._on_event(EngineEvent(kind, message))
