@@ -252,7 +252,7 @@ class MergeLseOp(OpSpec):
     """Joins attention over N disjoint sets of keys into attention over all of them.
 
     Returns:
-        (out [T, num_heads, v_head_dim], model dtype; lse [T, num_heads], float32). Zero and -inf where no part has keys.
+        (out [T, num_heads, v_head_dim], model dtype; lse [T, num_heads], float32); zero and -inf without keys.
     """
 
     name: ClassVar[str] = "merge_lse"

@@ -1,0 +1,277 @@
+"""Discovery of backends: lists entry points, isolates broken packages, opens the one device asked for.
+
+Besides `core.hookspecs` the only file that imports pluggy.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import pluggy
+
+from core import hookspecs
+from core.backend.base import Backend, OpenConfig
+from core.backend.negotiate import check_api
+from core.errors import BackendNotFoundError, BackendUnavailableError, ConfigError, ContractVersionError
+from core.spec import BackendInfo, DeviceInfo, ModelEntry
+
+__all__ = [
+    "BackendListing",
+    "OpenedBackend",
+    "choose_device",
+    "list_backends",
+    "list_models",
+    "load_backend",
+    "open_device",
+]
+
+PROBE_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BackendListing:
+    """One backend, or one package that could not say what it brings.
+
+    Args:
+        package: Distribution that announced it, with its version.
+        info: What it announced; None where the package failed.
+        error: Why it cannot be used: the package's own exception, or a contract version that does not fit.
+        devices: What `probe()` found; None where nobody asked.
+    """
+
+    package: str
+    info: BackendInfo | None = None
+    error: str | None = None
+    devices: tuple[DeviceInfo, ...] | None = None
+
+    @property
+    def name(self) -> str:
+        """The word after `--device`, or the package's name where it failed."""
+        return self.info.name if self.info else self.package
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedBackend:
+    """A backend that has taken a device."""
+
+    backend: Backend
+    info: BackendInfo
+    device: DeviceInfo
+    package: str = field(default="")
+
+
+def list_backends(*, probe: bool = False) -> list[BackendListing]:
+    """Every installed backend, best first; a package that raises is listed with its error and the host lives.
+
+    Args:
+        probe: Also ask each for its devices, in a process of its own: SDKs break imports and overwrite packages.
+    """
+    listings = [listing for entry in _entry_points() for listing in _ask(entry)]
+    listings = _refuse_duplicates(listings)
+    if probe:
+        listings = [_with_devices(listing) for listing in listings]
+    return sorted(listings, key=lambda item: (item.info is None, -(item.info.priority if item.info else 0), item.name))
+
+
+def list_models() -> list[ModelEntry]:
+    """Architectures that installed packages bring besides the core's own; broken packages bring none."""
+    found: list[ModelEntry] = []
+    for entry in _entry_points():
+        manager, error = _register(entry)
+        if error is None:
+            found += [model for models in manager.hook.core_models() for model in models]
+    return found
+
+
+def load_backend(info: BackendInfo) -> Backend:
+    """Imports the backend's class and makes an instance, not opened.
+
+    Raises:
+        BackendUnavailableError: the import failed; the message holds its error.
+        ContractVersionError: the plugin speaks another contract.
+    """
+    check_api(info)
+    module, _, attribute = info.load.partition(":")
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:
+        raise BackendUnavailableError(
+            f"backend {info.name!r} cannot be imported from {info.load}: {type(error).__name__}: {error}; "
+            f"{info.remedy or 'reinstall its package'}"
+        ) from error
+    assert isinstance(made, Backend), f"{info.load} is no Backend"
+    return made
+
+
+def choose_device(device: str) -> tuple[BackendListing, int]:
+    """The backend and device index meant by `--device`: "auto", "name" or "name:index".
+
+    "auto" takes the usable backend of the highest priority that finds a device; negative priorities are never taken.
+
+    Raises:
+        BackendNotFoundError: nothing of that name is installed.
+        BackendUnavailableError: it is installed and broken.
+        ConfigError: the word is malformed.
+    """
+    name, _, index = device.partition(":")
+    if index and not index.isdecimal():
+        raise ConfigError(f"--device {device!r} is malformed; write auto, NAME or NAME:INDEX")
+    listings = list_backends()
+    if name == "auto":
+        return _best(listings), int(index or 0)
+    for listing in listings:
+        if listing.name == name:
+            _require_usable(listing)
+            return listing, int(index or 0)
+    raise BackendNotFoundError(_not_found(name, listings))
+
+
+def open_device(device: str, config: OpenConfig) -> OpenedBackend:
+    """Chooses, loads and opens a device in this process.
+
+    Raises:
+        BackendNotFoundError: no such backend is installed.
+        BackendUnavailableError: it finds no such device, or cannot take it.
+    """
+    listing, index = choose_device(device)
+    info = listing.info
+    assert info is not None
+    backend = load_backend(info)
+    devices = backend.probe()
+    if index >= len(devices):
+        found = f"only {len(devices)} device(s)" if devices else "no device"
+        raise BackendUnavailableError(
+            f"backend {info.name!r} ({listing.package}) is installed and finds {found}; "
+            f"{info.remedy or 'check driver and SDK'}"
+        )
+    backend.open(index, config)
+    return OpenedBackend(backend=backend, info=info, device=devices[index], package=listing.package)
+
+
+def _entry_points() -> Iterator[EntryPoint]:
+    yield from sorted(entry_points(group=hookspecs.ENTRY_POINT_GROUP), key=lambda entry: entry.name)
+
+
+def _package(entry: EntryPoint) -> str:
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+
+
+def _register(entry: EntryPoint) -> tuple[pluggy.PluginManager, str | None]:
+    """A manager with just this package's plugin, so that one that breaks takes nobody with it."""
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    try:
+        manager.register(entry.load(), name=entry.name)
+        manager.check_pending()
+    except Exception as error:
+        return manager, f"{type(error).__name__}: {error}"
+    return manager, None
+
+
+def _ask(entry: EntryPoint) -> list[BackendListing]:
+    package = _package(entry)
+    manager, error = _register(entry)
+    if error is not None:
+        return [BackendListing(package=package, error=error)]
+    try:
+        infos = [info for answer in manager.hook.core_backends() for info in answer]
+        return [BackendListing(package=package, info=info, error=_contract_error(info)) for info in infos]
+    except Exception as failure:
+        return [BackendListing(package=package, error=f"core_backends(): {type(failure).__name__}: {failure}")]
+
+
+def _contract_error(info: BackendInfo) -> str | None:
+    try:
+        check_api(info)
+    except ContractVersionError as error:
+        return str(error)
+    return None
+
+
+def _refuse_duplicates(listings: Sequence[BackendListing]) -> list[BackendListing]:
+    """Two packages of one name: neither is taken silently."""
+    owners: dict[str, list[str]] = {}
+    for listing in listings:
+        if listing.info:
+            owners.setdefault(listing.info.name, []).append(listing.package)
+    for name, packages in owners.items():
+        if len(packages) > 1:
+            error = f"{name!r} is announced by {' and '.join(packages)}; uninstall all but one"
+            listings = [replace(item, error=error) if item.name == name else item for item in listings]
+    return list(listings)
+
+
+def _with_devices(listing: BackendListing) -> BackendListing:
+    if listing.info is None or listing.error is not None:
+        return listing
+    devices, error = _probe_apart(listing.info)
+    return replace(listing, error=error, devices=devices)
+
+
+_PROBE = """
+import importlib, json, sys, dataclasses
+module, _, attribute = sys.argv[1].partition(":")
+devices = getattr(importlib.import_module(module), attribute)().probe()
+print("devices:" + json.dumps([dataclasses.asdict(device) for device in devices]))
+"""
+
+
+def _probe_apart(info: BackendInfo) -> tuple[tuple[DeviceInfo, ...] | None, str | None]:
+    """(devices, error) of `probe()` in a fresh interpreter with the backend's environment."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE, info.load],
+            env={**os.environ, **info.env},
+            capture_output=True,
+            text=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return None, f"probe() gave no answer within {PROBE_TIMEOUT_S:.0f} s"
+    for line in reversed(done.stdout.splitlines()):
+        if line.startswith("devices:"):
+            found: list[dict[str, Any]] = json.loads(line.removeprefix("devices:"))
+            return tuple(DeviceInfo(**device) for device in found), None
+    last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    return None, f"probe() failed: {last}"
+
+
+def _best(listings: Sequence[BackendListing]) -> BackendListing:
+    candidates = [item for item in listings if item.info and not item.error and item.info.priority >= 0]
+    for listing in candidates[:-1]:
+        found = _with_devices(listing)
+        if found.devices:
+            return found
+    if candidates:
+        return candidates[-1]
+    broken = "; ".join(f"{item.package}: {item.error}" for item in listings if item.error)
+    raise BackendNotFoundError(
+        f"no usable backend is installed{f' ({broken})' if broken else ''}; install one, for example "
+        "`pip install core-backend-cpu`"
+    )
+
+
+def _require_usable(listing: BackendListing) -> None:
+    if listing.error is not None:
+        raise BackendUnavailableError(
+            f"backend {listing.name!r} ({listing.package}) cannot be used: {listing.error}; reinstall or upgrade it"
+        )
+
+
+def _not_found(name: str, listings: Sequence[BackendListing]) -> str:
+    installed = ", ".join(item.name for item in listings if item.info) or "none"
+    broken = [f"{item.package} ({item.error})" for item in listings if item.error and not item.info]
+    hint = f"; broken packages that may have brought it: {', '.join(broken)}" if broken else ""
+    return (
+        f"no installed backend is called {name!r} (installed: {installed}){hint}; "
+        f"install the package that brings it, by convention `pip install core-backend-{name}`"
+    )
