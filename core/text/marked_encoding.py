@@ -35,8 +35,6 @@ class MarkedEncoder:
         self._model = backend.model
         self._protected = protected
         self._name_of: dict[str, str] = {}
-        self._id_of_name: dict[int, int] = {}
-        self._restored: dict[int, int] = {}
         self._encoder = tokenizers.Tokenizer(backend.model)
         if backend.normalizer is not None:
             self._encoder.normalizer = backend.normalizer
@@ -49,9 +47,8 @@ class MarkedEncoder:
                 self._name_of[token.content] = name
             names.append((token_id, _renamed(token, name, token_id in protected)))
         self._encoder.add_tokens([token for _, token in names])
-        for token_id, token in names:
-            self._restored[self._encoder.token_to_id(token.content)] = token_id
-        self._renamed_ids = {self._encoder.token_to_id(name) for name in self._name_of.values()}
+        self._restored = {self._own_id(token.content): token_id for token_id, token in names}
+        self._renamed_ids = {self._own_id(name) for name in self._name_of.values()}
         self._lengths: dict[str, list[int]] = {}
         for content in self._name_of:
             self._lengths.setdefault(content[:1], []).append(len(content))
@@ -67,6 +64,11 @@ class MarkedEncoder:
             else:
                 ids.append(restored)
         return ids
+
+    def _own_id(self, content: str) -> int:
+        token_id = self._encoder.token_to_id(content)
+        assert token_id is not None, "a token that was just added has an id"
+        return token_id
 
     def _rename_owned(self, text: str, mask: bytes) -> str:
         pieces, end = [], 0
