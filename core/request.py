@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -53,16 +54,22 @@ class Request:
     __slots__ = (
         "adapter",
         "all_token_ids",
+        "arrival_index",
         "arrival_time",
         "block_hashes",
         "cache_salt",
+        "draft_token_ids",
         "finish_reason",
         "max_tokens",
         "num_cached_tokens",
         "num_computed_tokens",
+        "num_drafts_in_flight",
+        "num_output_at_start",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_restarts",
+        "num_steps_in_flight",
         "priority",
         "request_id",
         "sampling_params",
@@ -93,6 +100,18 @@ class Request:
         self.num_preemptions = 0
         self.block_hashes: list[bytes] = []
         """Chained hash of each full block of `all_token_ids`; extended by the KVCacheManager."""
+        self.arrival_index = 0
+        """Order of arrival at the Scheduler."""
+        self.draft_token_ids: Sequence[int] = ()
+        """Draft tokens that the next step may verify."""
+        self.num_drafts_in_flight = 0
+        """Draft tokens of a step in flight; how many of them count is not known to the host yet."""
+        self.num_steps_in_flight = 0
+        """Steps scheduled and not yet reported that hold a share of this request."""
+        self.num_restarts = 0
+        """Times that computed tokens were thrown away; tells reports of steps before from those after."""
+        self.num_output_at_start = 0
+        """Output tokens when it last began to run."""
         self.scheduled_time: float | None = None
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
