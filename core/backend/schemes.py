@@ -1,0 +1,192 @@
+"""Every way to store a weight, registered in `SCHEMES`; the one home of dequantization and quantization.
+
+Parts of a weight [..., N, K] (experts lead with their own dim):
+
+- none: weight, in any float type.
+- int8: weight int8 [..., N, K], scale float32 [..., N, 1]. A linear of it quantizes its activations by `int8_row`.
+- fp8_tensor, fp8_channel: weight float8_e4m3fn [..., N, K], scale float32, broadcast to [..., 1, 1] or [..., N, 1].
+- fp8_block: weight float8_e4m3fn [..., N, K], scale [..., ceil(N / 128), ceil(K / 128)]: float32, bfloat16, or powers
+  of two as float8_e8m0fnu or as their uint8 exponents (value 2^(e - 127)).
+- q8_0 ... q6_k: weight uint8 [..., N, bytes of a row], the blocks of GGUF, scales inside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from core.backend import gguf_blocks
+from core.backend.weights import SCHEMES, Packed, Quantized, Scheme, register_scheme
+
+__all__ = [
+    "GGUF_BLOCKS",
+    "dense_rows",
+    "int8_row",
+    "quantize_fp8_block",
+    "quantize_fp8_channel",
+    "quantize_fp8_tensor",
+    "quantize_int8",
+    "raw",
+    "scale_values",
+    "take",
+]
+
+FP8_BLOCK = 128
+"""Rows and columns that share a scale in scheme fp8_block."""
+
+_CHUNK_ELEMENTS = 1 << 20
+"""Elements dequantized at a time: keeps temporaries in cache and the peak at one tensor."""
+
+_FP8 = torch.float8_e4m3fn
+_FP8_MAX = torch.finfo(_FP8).max
+_TINY = torch.finfo(torch.float32).tiny
+
+GGUF_BLOCKS: dict[str, tuple[int, int, Callable[[Tensor], Tensor]]] = {
+    "q8_0": (32, 34, gguf_blocks.q8_0),
+    "q4_0": (32, 18, gguf_blocks.q4_0),
+    "q4_1": (32, 20, gguf_blocks.q4_1),
+    "q5_0": (32, 22, gguf_blocks.q5_0),
+    "q5_1": (32, 24, gguf_blocks.q5_1),
+    "q4_k": (256, 144, gguf_blocks.q4_k),
+    "q5_k": (256, 176, gguf_blocks.q5_k),
+    "q6_k": (256, 210, gguf_blocks.q6_k),
+}
+"""GGUF schemes: elements of a block, its bytes, and blocks [n, bytes] -> [n, elements], float32."""
+
+
+def raw(x: Tensor) -> Tensor:
+    """The same memory as bytes for 8-bit floats, which few devices can index; other tensors as they are."""
+    return x.view(torch.uint8) if x.element_size() == 1 and x.is_floating_point() else x
+
+
+def take(x: Tensor, index: Tensor) -> Tensor:
+    """Rows of `x` along dim 0, `x[index]`, for every element type. A new tensor."""
+    return raw(x).index_select(0, index.long()).view(x.dtype)
+
+
+def scale_values(scale: Tensor) -> Tensor:
+    """Scales in float32, whether numbers or UE8M0 exponents (float8_e8m0fnu or uint8)."""
+    if scale.dtype == torch.uint8:
+        scale = scale.view(torch.float8_e8m0fnu)
+    return scale.to(torch.float32)
+
+
+def dense_rows(weight: Packed, rows: Tensor) -> Tensor:
+    """Rows of a weight [N, K]: [n, K], float32 (dense weights: their own dtype). Nothing else is dequantized."""
+    if type(weight).dense is not Packed.dense:
+        return take(weight.dense(), rows)
+    parts = weight.tensors()
+    values = take(parts["weight"], rows)
+    if weight.scheme == "none":
+        return values
+    scheme, scale = SCHEMES[weight.scheme], parts.get("scale")
+    if scale is None:
+        return scheme.dequantize({"weight": values})
+    if scale.dim() and scale.shape[0] > 1:
+        scale = take(scale, rows.long() // scheme.row_block)
+    if scheme.row_block > 1:
+        return _scaled(values, _wide_columns(scale_values(scale), values.shape[-1]))
+    return scheme.dequantize({"weight": values, "scale": scale})
+
+
+def int8_row(x: Tensor) -> Quantized:
+    """Rows [T, K] in int8 ("int8_row"): scale is a row's largest magnitude / 127, values round half to even."""
+    q, scale = quantize_int8(x)
+    return Quantized(q=q, scale=scale, format="int8_row")
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scheme int8 of [..., N, K]: (weight int8, scale float32 [..., N, 1])."""
+    values = weight.to(torch.float32)
+    scale = values.abs().amax(-1, keepdim=True) / 127.0
+    return (values / scale.clamp(min=_TINY)).round().clamp(-127, 127).to(torch.int8), scale
+
+
+def quantize_fp8_tensor(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scheme fp8_tensor of [..., N, K]: (weight float8, scale float32 [..., 1, 1])."""
+    return _to_fp8(weight, weight.to(torch.float32).abs().amax((-2, -1), keepdim=True))
+
+
+def quantize_fp8_channel(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scheme fp8_channel of [..., N, K]: (weight float8, scale float32 [..., N, 1])."""
+    return _to_fp8(weight, weight.to(torch.float32).abs().amax(-1, keepdim=True))
+
+
+def quantize_fp8_block(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Scheme fp8_block of [..., N, K]: (weight float8, scale float32 [..., ceil(N / 128), ceil(K / 128)])."""
+    rows, columns = weight.shape[-2:]
+    pad = (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK)
+    tiles = torch.nn.functional.pad(weight.to(torch.float32), pad).unflatten(-1, (-1, FP8_BLOCK))
+    largest = tiles.unflatten(-3, (-1, FP8_BLOCK)).abs().amax((-3, -1))
+    scale = largest / _FP8_MAX
+    wide = _wide_columns(_wide_rows(scale, rows), columns)
+    return _round_fp8(weight, wide), scale
+
+
+def _to_fp8(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
+    scale = largest / _FP8_MAX
+    return _round_fp8(weight, scale), scale
+
+
+def _round_fp8(weight: Tensor, scale: Tensor) -> Tensor:
+    return (weight.to(torch.float32) / scale.clamp(min=_TINY)).clamp(-_FP8_MAX, _FP8_MAX).to(_FP8)
+
+
+def _wide_rows(scale: Tensor, rows: int) -> Tensor:
+    return scale.repeat_interleave(FP8_BLOCK, dim=-2)[..., :rows, :]
+
+
+def _wide_columns(scale: Tensor, columns: int) -> Tensor:
+    return scale.repeat_interleave(FP8_BLOCK, dim=-1)[..., :columns]
+
+
+def _dense(parts: Mapping[str, Tensor]) -> Tensor:
+    return parts["weight"].to(torch.float32)
+
+
+def _scaled(values: Tensor, scale: Tensor) -> Tensor:
+    return values.to(torch.float32).mul_(scale)
+
+
+def _scaled_rows(parts: Mapping[str, Tensor]) -> Tensor:
+    return _scaled(parts["weight"], scale_values(parts["scale"]))
+
+
+def _scaled_blocks(parts: Mapping[str, Tensor]) -> Tensor:
+    weight = parts["weight"]
+    columns = _wide_columns(scale_values(parts["scale"]), weight.shape[-1])
+    return _scaled(weight, _wide_rows(columns, weight.shape[-2]))
+
+
+def _unpacked(name: str, parts: Mapping[str, Tensor]) -> Tensor:
+    """All blocks of a GGUF weight, a slice at a time."""
+    elements, num_bytes, unpack = GGUF_BLOCKS[name]
+    weight = parts["weight"]
+    per_row = weight.shape[-1] // num_bytes
+    blocks = weight.reshape(-1, num_bytes)
+    out = torch.empty(len(blocks), elements, dtype=torch.float32, device=weight.device)
+    step = _CHUNK_ELEMENTS // elements
+    for begin in range(0, len(blocks), step):
+        out[begin : begin + step] = unpack(blocks[begin : begin + step])
+    return out.view(*weight.shape[:-1], per_row * elements)
+
+
+def _register_all() -> None:
+    scaled = ("weight", "scale")
+    register_scheme(Scheme(name="none", parts=("weight",), block=1, dequantize=_dense, bits=16.0))
+    for name in ("int8", "fp8_tensor", "fp8_channel"):
+        register_scheme(Scheme(name=name, parts=scaled, block=0, dequantize=_scaled_rows, bits=8.0))
+    block = Scheme(
+        name="fp8_block", parts=scaled, block=FP8_BLOCK, row_block=FP8_BLOCK, dequantize=_scaled_blocks, bits=8.002
+    )
+    register_scheme(block)
+    for name, (elements, num_bytes, _) in GGUF_BLOCKS.items():
+        bits = num_bytes * 8 / elements
+        unpack = partial(_unpacked, name)
+        register_scheme(Scheme(name=name, parts=("weight",), block=elements, dequantize=unpack, bits=bits))
+
+
+_register_all()
