@@ -22,7 +22,9 @@ from core.backend import gguf_blocks
 from core.backend.weights import SCHEMES, Packed, Quantized, Scheme, register_scheme
 
 __all__ = [
+    "FP8_BLOCK",
     "GGUF_BLOCKS",
+    "SCHEMES",
     "dense_rows",
     "int8_row",
     "quantize_fp8_block",
@@ -148,7 +150,7 @@ def _dense(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _scaled(values: Tensor, scale: Tensor) -> Tensor:
-    return values.to(torch.float32).mul_(scale)
+    return values.to(torch.float32, copy=True).mul_(scale)
 
 
 def _scaled_rows(parts: Mapping[str, Tensor]) -> Tensor:
@@ -156,9 +158,11 @@ def _scaled_rows(parts: Mapping[str, Tensor]) -> Tensor:
 
 
 def _scaled_blocks(parts: Mapping[str, Tensor]) -> Tensor:
-    weight = parts["weight"]
-    columns = _wide_columns(scale_values(parts["scale"]), weight.shape[-1])
-    return _scaled(weight, _wide_rows(columns, weight.shape[-2]))
+    out = parts["weight"].to(torch.float32, copy=True)
+    columns = _wide_columns(scale_values(parts["scale"]), out.shape[-1])
+    for index in range(columns.shape[-2]):
+        out[..., index * FP8_BLOCK : (index + 1) * FP8_BLOCK, :].mul_(columns[..., index : index + 1, :])
+    return out
 
 
 def _unpacked(name: str, parts: Mapping[str, Tensor]) -> Tensor:

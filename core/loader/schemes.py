@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from core.backend import gguf_blocks
+from core.backend.schemes import SCHEMES
 from core.errors import ModelLoadError
-from core.loader import gguf_blocks
 
 __all__ = ["QuantizedTensor", "StorageScheme", "dequantize", "find_scheme", "scheme_names"]
-
-_CHUNK_ELEMENTS = 1 << 20
-"""Elements dequantized at a time: keeps temporaries in cache and the peak at one tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,34 +127,10 @@ def scheme_names(family: str) -> tuple[str, ...]:
 
 
 def dequantize(weight: QuantizedTensor) -> Tensor:
-    """The weight in float32, `[out, in]`, a new tensor; works on a slice at a time."""
-    layout = find_scheme(weight.scheme)
-    out = torch.empty(weight.shape, dtype=torch.float32, device=weight.data.device)
-    if layout.family == "gguf":
-        _unpack_rows(weight.data, layout, out)
-    else:
-        _scale_values(weight, layout, out)
-    return out
-
-
-def _unpack_rows(data: Tensor, layout: StorageScheme, out: Tensor) -> None:
-    assert layout.unpack is not None, layout.name
-    step = max(1, _CHUNK_ELEMENTS // out.shape[1])
-    for begin in range(0, len(data), step):
-        part = out[begin : begin + step]
-        blocks = data[begin : begin + step].reshape(-1, layout.block_bytes)
-        part.copy_(layout.unpack(blocks).view(part.shape))
-
-
-def _scale_values(weight: QuantizedTensor, layout: StorageScheme, out: Tensor) -> None:
-    assert weight.scale is not None, layout.name
-    out.copy_(weight.values())
-    if layout.block_elements == 1:
-        out.mul_(weight.scale)
-        return
-    for index in range(len(weight.scale)):
-        rows = out[index * layout.block_rows : (index + 1) * layout.block_rows]
-        rows.mul_(weight.scale[index].repeat_interleave(layout.block_elements)[: out.shape[1]])
+    """The weight in float32, `[out, in]`, a new tensor; the arithmetic is that of `core.backend.schemes`."""
+    if weight.scale is None:
+        return SCHEMES[weight.scheme].dequantize({"weight": weight.data})
+    return SCHEMES[weight.scheme].dequantize({"weight": weight.values(), "scale": weight.scale})
 
 
 def _check_cut(layout: StorageScheme, shape: tuple[int, int], axis: int, start: int, length: int) -> None:
