@@ -1,0 +1,1 @@
+"""A strict fake accelerator for core-inference."""

@@ -1,0 +1,26 @@
+"""Announces the backend. Imports neither torch nor an SDK: listing must be cheap and safe."""
+
+from __future__ import annotations
+
+import pluggy
+
+from core.spec import BackendInfo
+
+__all__ = ["core_backends"]
+
+hookimpl = pluggy.HookimplMarker("core")
+
+
+@hookimpl
+def core_backends() -> list[BackendInfo]:
+    """The one backend of this package."""
+    return [
+        BackendInfo(
+            name="sim",
+            vendor="core-inference (simulated)",
+            api=(1, 0, 0),
+            load="core_sim.backend:SimBackend",
+            priority=-1,
+            remedy="it needs nothing but torch; reinstall core-backend-sim",
+        )
+    ]
