@@ -173,9 +173,9 @@ class Scheduler:
             result: What the runner made of it.
         """
         assert result.step_id == output.step_id, f"the result of step {result.step_id} for step {output.step_id}"
-        lost = self._give_up_before(output)
         if not output.scheduled:
-            return lost
+            return []
+        lost = self._give_up_before(output)
         _, shares = self._in_flight.popleft()
         take = self._report.take
         return lost + [news for share in shares if (news := take(share, result)) is not None]
@@ -366,7 +366,7 @@ class Scheduler:
             self._waiting.remove(request)
 
     def _start(self, request: Request, hit: PrefixHit | None, num_tokens: int, step: StepBuilder) -> bool:
-        """Starts or resumes a request with up to `num_tokens` tokens; False, and nothing changed, where it must wait."""
+        """Starts or resumes a request with up to `num_tokens` tokens; False, and nothing changed, if it must wait."""
         reserved = sum(self.kv.num_outstanding_blocks(prompt) for prompt in step.prompts)
         if not num_tokens or not self.kv.can_admit(request, hit, reserved):
             return False
