@@ -13,15 +13,17 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pluggy
 
 from core import hookspecs
-from core.backend.base import Backend, OpenConfig
-from core.backend.negotiate import check_api
 from core.errors import BackendNotFoundError, BackendUnavailableError, ConfigError, ContractVersionError
 from core.spec import BackendInfo, DeviceInfo, ModelEntry
+
+if TYPE_CHECKING:
+    # Only for types: a process that lists or chooses devices must not pay for importing torch.
+    from core.backend.base import Backend, OpenConfig
 
 __all__ = [
     "BackendListing",
@@ -98,7 +100,9 @@ def load_backend(info: BackendInfo) -> Backend:
         BackendUnavailableError: the import failed; the message holds its error.
         ContractVersionError: the plugin speaks another contract.
     """
-    check_api(info)
+    conflict = info.version_conflict()
+    if conflict:
+        raise ContractVersionError(conflict)
     module, _, attribute = info.load.partition(":")
     try:
         made = getattr(importlib.import_module(module), attribute)()
@@ -107,8 +111,7 @@ def load_backend(info: BackendInfo) -> Backend:
             f"backend {info.name!r} cannot be imported from {info.load}: {type(error).__name__}: {error}; "
             f"{info.remedy or 'reinstall its package'}"
         ) from error
-    assert isinstance(made, Backend), f"{info.load} is no Backend"
-    return made
+    return cast("Backend", made)
 
 
 def choose_device(device: str) -> tuple[BackendListing, int]:
@@ -183,17 +186,9 @@ def _ask(entry: EntryPoint) -> list[BackendListing]:
         return [BackendListing(package=package, error=error)]
     try:
         infos = [info for answer in manager.hook.core_backends() for info in answer]
-        return [BackendListing(package=package, info=info, error=_contract_error(info)) for info in infos]
+        return [BackendListing(package=package, info=info, error=info.version_conflict() or None) for info in infos]
     except Exception as failure:
         return [BackendListing(package=package, error=f"core_backends(): {type(failure).__name__}: {failure}")]
-
-
-def _contract_error(info: BackendInfo) -> str | None:
-    try:
-        check_api(info)
-    except ContractVersionError as error:
-        return str(error)
-    return None
 
 
 def _refuse_duplicates(listings: Sequence[BackendListing]) -> list[BackendListing]:

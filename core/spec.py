@@ -85,6 +85,22 @@ class BackendInfo:
     priority: int = 0
     remedy: str = ""
 
+    def version_conflict(self) -> str:
+        """Why this core cannot drive the plugin, naming both versions and the remedy; empty where it can."""
+        major, min_minor, built_minor = self.api
+        have = ".".join(map(str, CONTRACT_VERSION))
+        if major != CONTRACT_VERSION[0]:
+            return (
+                f"backend {self.name!r} speaks contract {major}.{built_minor}, this core {have}; "
+                f"install a release of the backend for contract {CONTRACT_VERSION[0]}.x"
+            )
+        if min_minor > CONTRACT_VERSION[1]:
+            return (
+                f"backend {self.name!r} needs contract {major}.{min_minor} or newer, this core has {have}; "
+                "upgrade core-inference"
+            )
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInfo:

@@ -14,7 +14,7 @@ from core.backend.ops.cache import AttentionOp, KvWriteOp
 from core.backend.reference import COMPOSITES, DECOMPOSITIONS
 from core.backend.tripwire import Tripwire
 from core.errors import ContractVersionError, UnsupportedError
-from core.spec import CONTRACT_VERSION, BackendInfo, CacheKind, DeviceInfo, KVCacheSpec
+from core.spec import BackendInfo, CacheKind, DeviceInfo, KVCacheSpec
 
 __all__ = ["Binder", "OpTable", "Resolved", "check_api", "judge"]
 
@@ -92,18 +92,9 @@ def _row_json(row: Resolved) -> dict[str, Any]:
 
 def check_api(info: BackendInfo) -> None:
     """Raises ContractVersionError where this core cannot drive the plugin, naming both versions."""
-    major, min_minor, built_minor = info.api
-    have = ".".join(map(str, CONTRACT_VERSION))
-    if major != CONTRACT_VERSION[0]:
-        raise ContractVersionError(
-            f"backend {info.name!r} speaks contract {major}.{built_minor}, this core {have}; "
-            f"install a release of the backend for contract {CONTRACT_VERSION[0]}.x"
-        )
-    if min_minor > CONTRACT_VERSION[1]:
-        raise ContractVersionError(
-            f"backend {info.name!r} needs contract {major}.{min_minor} or newer, this core has {have}; "
-            "upgrade core-inference"
-        )
+    conflict = info.version_conflict()
+    if conflict:
+        raise ContractVersionError(conflict)
 
 
 def judge(backend: Backend, info: BackendInfo, op: OpSpec, device: DeviceInfo) -> Verdict:
