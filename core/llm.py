@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import Progress
 
 from core.config import EngineConfig
 from core.engine.args import engine_config
@@ -137,9 +138,9 @@ class LLM:
         """Gauges and counters of the engine."""
         return self._engine.stats()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix; whether it could."""
-        return self._engine.reset_prefix_cache()
+    def reset_prefix_cache(self) -> None:
+        """Makes sure that no later prompt reuses what has been computed up to now."""
+        self._engine.reset_prefix_cache()
 
     def shutdown(self) -> None:
         """Frees the device. A second call has no effect."""
@@ -163,10 +164,11 @@ class LLM:
             for request in requests:
                 self._outputs.add(request, OutputKind.FINAL_ONLY)
                 self._engine.add_requests(request.choices)
-            with tqdm(total=len(requests), desc="requests", disable=not use_tqdm) as bar:
+            with Progress(console=Console(stderr=True), transient=True, disable=not use_tqdm) as progress:
+                task = progress.add_task("requests", total=len(requests))
                 for key, output in self._finished():
                     done[key] = output
-                    bar.update()
+                    progress.advance(task)
         finally:
             self._engine.abort([engine_id for request in requests for engine_id in self._outputs.discard(request.key)])
         return [done[request.key] for request in requests]
@@ -182,9 +184,9 @@ class LLM:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, dict)):
         return [prompts]
-    if prompts and isinstance(prompts[0], int):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if prompts and isinstance(next(iter(prompts)), int):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

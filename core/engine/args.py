@@ -60,4 +60,6 @@ def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 def _unknown(name: str, known: frozenset[str]) -> str:
     near = difflib.get_close_matches(name, sorted(known), n=1)
-    return f"there is no engine argument {name!r}; " + (f"did you mean {near[0]!r}?" if near else "see the documentation")
+    return f"there is no engine argument {name!r}; " + (
+        f"did you mean {near[0]!r}?" if near else "see the documentation"
+    )

@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from core.config import EngineConfig
-from core.engine.build import launch_env
+from core.engine.build import choose_device, load_tokenizer
 from core.engine.client import EngineClient
 from core.engine.health import EngineEvent, EngineHealth, HealthState, RestartPolicy
 from core.engine.input_processor import InputProcessor, ProcessedRequest
@@ -56,6 +56,7 @@ class AsyncEngine:
         restart_policy: RestartPolicy | None,
     ) -> None:
         self._config = config
+        self._env: Mapping[str, str] = {}
         self._tokenizer = tokenizer
         self._restart = restart
         self._on_event = on_event
@@ -68,7 +69,7 @@ class AsyncEngine:
         self._streams: dict[str, _Stream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
-        self._calls: dict[int, asyncio.Future[bool | int | str | None]] = {}
+        self._calls: dict[int, asyncio.Future[None]] = {}
         self._call_ids = itertools.count()
         self._client: EngineClient
         self._facts: EngineFacts
@@ -109,6 +110,8 @@ class AsyncEngine:
             runner_factory=runner_factory,
             restart_policy=restart_policy,
         )
+        if runner_factory is None:
+            engine._config, engine._env = await asyncio.to_thread(choose_device, config)
         await engine._launch()
         engine._supervisor = asyncio.create_task(engine._supervise(), name="engine-supervisor")
         return engine
@@ -205,13 +208,13 @@ class AsyncEngine:
             self._send_abort(engine_ids)
             self._streams[key].put_nowait(last)
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix; whether it could (requests in flight prevent it).
+    async def reset_prefix_cache(self) -> None:
+        """Makes sure that no later request reuses what has been computed up to now; running requests go on.
 
         Raises:
             EngineDeadError: the engine is not up.
         """
-        return bool(await self._call("reset_prefix_cache"))
+        await self._call("reset_prefix_cache")
 
     async def check_integrity(self) -> None:
         """For tests: raises CoreError where the engine's bookkeeping contradicts itself."""
@@ -290,14 +293,14 @@ class AsyncEngine:
         if engine_ids and not self.errored:
             self._client.send(Abort(list(engine_ids)))
 
-    async def _call(self, method: str) -> bool | int | str | None:
+    async def _call(self, method: str) -> None:
         if self.errored:
             raise EngineDeadError(f"the engine is {self._health.state} ({self._health.reason}); try again later")
         call_id = next(self._call_ids)
         self._client.send(Call(call_id, method))
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
-            return await future
+            await future
         finally:
             del self._calls[call_id]
 
@@ -315,10 +318,10 @@ class AsyncEngine:
                 for key in {engine_id.rpartition("-")[0] for engine_id in engine_ids} & self._streams.keys():
                     self._outputs.discard(key)
                     self._streams[key].put_nowait(error.error())
-            case Reply(call_id, value, error):
+            case Reply(call_id, error):
                 future = self._calls.get(call_id)
                 if future is not None and not future.done():
-                    future.set_result(value) if error is None else future.set_exception(error.error())
+                    future.set_result(None) if error is None else future.set_exception(error.error())
 
     async def _read(self, client: EngineClient) -> None:
         while True:
@@ -341,7 +344,7 @@ class AsyncEngine:
         self._client, self._facts = await EngineClient.launch(
             self._config,
             runner_factory=self._runner_factory,
-            env={} if self._runner_factory else launch_env(self._config),
+            env=self._env,
         )
         self._inputs = InputProcessor(
             self._tokenizer,
@@ -364,15 +367,17 @@ class AsyncEngine:
         client = self._client
         reader = asyncio.create_task(self._read(client), name="engine-reader")
         try:
-            await asyncio.wait([reader, client.exited], return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [reader, client.exited]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reader.cancel()
             await asyncio.wait([reader])
-        if not reader.cancelled():
-            logger.error("reading from the engine failed; its process is ended", exc_info=reader.exception())
-            await client.stop(0.0)
         self._health = EngineHealth(HealthState.RESTARTING, "the engine process died")
-        reason = await client.last_words()
+        if reader.cancelled():
+            reason = await client.last_words()
+        else:
+            reason = f"the engine's news could not be read ({reader.exception()!r})"
+            logger.error("%s; its process is ended", reason, exc_info=reader.exception())
         self._health = EngineHealth(HealthState.RESTARTING, reason)
         self._lose_all(reason)
         self._tell("died", reason)

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import msgspec
 
-from core.config import EngineConfig, SchedulerConfig
+from core.config import EngineConfig
 from core.engine.engine import Engine
 from core.engine.protocol import EngineFacts
 from core.errors import ConfigError
 from core.exec.runner_api import Runner
+from core.kv import HostTier, KVCacheManager
 from core.sched.scheduler import Scheduler
+from core.text import tokenizer as text_tokenizer
+from core.text.tokenizer import Tokenizer
 
-__all__ = ["build_engine", "served_max_model_len"]
+__all__ = ["build_engine", "choose_device", "load_tokenizer", "served_max_model_len"]
 
 RunnerFactory = Callable[[EngineConfig], Runner]
 
@@ -33,9 +36,10 @@ def build_engine(config: EngineConfig, *, runner_factory: str | RunnerFactory | 
     """
     runner = _runner_factory(runner_factory)(config)
     try:
-        max_model_len = served_max_model_len(config, runner)
-        scheduler_config = msgspec.structs.replace(config.scheduler, max_model_len=max_model_len)
-        scheduler = _scheduler(config, runner, scheduler_config)
+        kv = _kv_cache_manager(config, runner)
+        capacity = kv.capacity_tokens(whole=not config.scheduler.enable_chunked_prefill)
+        max_model_len = served_max_model_len(config, runner.model_spec.max_model_len, capacity)
+        scheduler = Scheduler(msgspec.structs.replace(config.scheduler, max_model_len=max_model_len), kv)
         facts = _facts(config, runner, max_model_len)
         return Engine(scheduler, runner, facts, async_scheduling=config.scheduler.async_scheduling)
     except BaseException:
@@ -43,15 +47,19 @@ def build_engine(config: EngineConfig, *, runner_factory: str | RunnerFactory | 
         raise
 
 
-def served_max_model_len(config: EngineConfig, runner: Runner) -> int:
+def served_max_model_len(config: EngineConfig, own: int, capacity_tokens: int) -> int:
     """The longest sequence to serve: the operator's, else the model's own as far as one fits the KV pool.
+
+    Args:
+        config: What the operator asked for.
+        own: Positions that the model allows.
+        capacity_tokens: Most tokens of one request that the KV pool holds.
 
     Raises:
         ConfigError: the operator's is longer than the model's positions allow.
     """
-    own = runner.model_spec.max_model_len
     if config.max_model_len is None:
-        return max(1, min(own, (runner.num_blocks - 1) * runner.block_size))
+        return min(own, capacity_tokens)
     if config.max_model_len < 1:
         raise ConfigError(f"--max-model-len must be at least 1, got {config.max_model_len}; give a larger value")
     if config.max_model_len > own:
@@ -62,11 +70,35 @@ def served_max_model_len(config: EngineConfig, runner: Runner) -> int:
     return config.max_model_len
 
 
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    """The tokenizer that the configuration names, else the model's own.
+
+    Raises:
+        ModelNotFoundError: it is not on disk.
+        ModelLoadError: its files are damaged.
+    """
+    from core.loader.hub import resolve_model
+
+    return text_tokenizer.load_tokenizer(resolve_model(config.tokenizer or config.model, config.revision))
+
+
+def choose_device(config: EngineConfig) -> tuple[EngineConfig, Mapping[str, str]]:
+    """The configuration with its device by name, and the environment that the device's process must start with.
+
+    Raises:
+        BackendNotFoundError: no such backend is installed.
+        BackendUnavailableError: it is installed and cannot be used.
+    """
+    from core import plugins
+
+    listing, index = plugins.choose_device(config.device)
+    assert listing.info is not None
+    return msgspec.structs.replace(config, device=f"{listing.info.name}:{index}"), listing.info.env
+
+
 def _runner_factory(factory: str | RunnerFactory | None) -> RunnerFactory:
     if factory is None:
-        from core.exec.build import make_runner
-
-        return make_runner
+        factory = "core.exec.build:make_runner"  # by name: it brings torch, which a stub runner does without
     if not isinstance(factory, str):
         return factory
     module, _, name = factory.partition(":")
@@ -76,8 +108,14 @@ def _runner_factory(factory: str | RunnerFactory | None) -> RunnerFactory:
         raise ConfigError(f"runner factory {factory!r} cannot be loaded ({error}); give module:function") from error
 
 
-def _scheduler(config: EngineConfig, runner: Runner, scheduler_config: SchedulerConfig) -> Scheduler:
-    raise NotImplementedError
+def _kv_cache_manager(config: EngineConfig, runner: Runner) -> KVCacheManager:
+    return KVCacheManager(
+        runner.cache_groups,
+        runner.num_blocks,
+        runner.block_size,
+        enable_prefix_caching=config.cache.enable_prefix_caching,
+        swap_tier=HostTier(runner.num_host_blocks) if runner.num_host_blocks else None,
+    )
 
 
 def _facts(config: EngineConfig, runner: Runner, max_model_len: int) -> EngineFacts:

@@ -1,14 +1,12 @@
-"""One choice of a request on its way out: token ids become text, stop strings are looked for, news is collected."""
+"""One choice of a request on its way out: token ids become text, stop strings end it, news is collected."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from core.engine.input_processor import ProcessedRequest
 from core.outputs import CompletionOutput, EngineOutput, FinishReason, PositionLogprobs
-from core.text.detokenizer import IncrementalDetokenizer
-from core.text.stop_strings import StopChecker
+from core.text.output_decoder import OutputDecoder
 
 if TYPE_CHECKING:
     from core.text.tokenizer import Tokenizer
@@ -33,9 +31,8 @@ class Choice:
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self.error: str | None = None
-        self._params = params
-        self._detokenizer = _detokenizer(tokenizer, request) if params.detokenize else None
-        self._stop = StopChecker(params.stop, include_stop_str_in_output=params.include_stop_str_in_output)
+        self._decoder = None if tokenizer is None else OutputDecoder(tokenizer, request.prompt_token_ids, params)
+        self._logprobs_asked = params.logprobs is not None
         self._text = ""
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
@@ -61,10 +58,9 @@ class Choice:
         Tokens after the one that completed the stop string are dropped: they were never said.
         """
         last = len(output.new_token_ids) - 1
-        silent = output.finish_reason is FinishReason.STOP and not self._params.include_stop_str_in_output
         for position, token_id in enumerate(output.new_token_ids):
             logprobs = output.new_logprobs[position] if output.new_logprobs else None
-            self._take_token(token_id, logprobs, silent=silent and position == last)
+            self._take_token(token_id, logprobs, ends=position == last and output.finish_reason is FinishReason.STOP)
             if self.finished:
                 return output.finish_reason is None
         if output.finish_reason is not None:
@@ -75,17 +71,20 @@ class Choice:
         """Ends the choice and lets out the text that was held back. Only the first end counts."""
         if self.finished:
             return
-        if self._detokenizer is not None:
-            self._add_text(self._detokenizer.finish())
-        if self.finished:
-            return
-        self._text += self._stop.finish()
-        self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+        if self._decoder is not None:
+            self._text += self._decoder.finish()
+            self._stop_at_string()
+        if not self.finished:
+            self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
+
+    def give_up(self, error: str) -> None:
+        """Ends the choice with an error, its text as it stands."""
+        self.finish_reason, self.stop_reason, self.error = FinishReason.ERROR, None, error
 
     def take_delta(self) -> CompletionOutput:
         """What is new since the last call."""
-        text, told = self._text[self._told_text :], self._told_tokens
-        output = self._output(text, self._token_ids[told:], self._logprobs[told:])
+        told = self._told_tokens
+        output = self._output(self._text[self._told_text :], self._token_ids[told:], self._logprobs[told:])
         self._told_text, self._told_tokens = len(self._text), len(self._token_ids)
         self._told_finish = self.finished
         return output
@@ -94,37 +93,27 @@ class Choice:
         """Everything so far."""
         return self._output(self._text, list(self._token_ids), list(self._logprobs))
 
-    def _take_token(self, token_id: int, logprobs: PositionLogprobs | None, *, silent: bool) -> None:
+    def _take_token(self, token_id: int, logprobs: PositionLogprobs | None, *, ends: bool) -> None:
         self._token_ids.append(token_id)
         if logprobs is not None:
             self._logprobs.append(logprobs)
             self._cumulative_logprob += logprobs.logprobs[0]
-        if self._detokenizer is not None and not silent:
-            self._add_text(self._detokenizer.push((token_id,)))
+        if self._decoder is not None:
+            self._text += self._decoder.push((token_id,), ends_with_stop_token=ends)
+            self._stop_at_string()
 
-    def _add_text(self, text: str) -> None:
-        ...
+    def _stop_at_string(self) -> None:
+        if self._decoder is not None and self._decoder.stop_string is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, self._decoder.stop_string
 
     def _output(self, text: str, token_ids: list[int], logprobs: list[PositionLogprobs]) -> CompletionOutput:
-        asked = self._params.logprobs is not None
         return CompletionOutput(
             index=self.index,
             text=text,
             token_ids=token_ids,
-            logprobs=logprobs if asked else None,
-            cumulative_logprob=self._cumulative_logprob if asked else None,
+            logprobs=logprobs if self._logprobs_asked else None,
+            cumulative_logprob=self._cumulative_logprob if self._logprobs_asked else None,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
         )
-
-
-def _detokenizer(tokenizer: Tokenizer | None, request: ProcessedRequest) -> IncrementalDetokenizer | None:
-    if tokenizer is None:
-        return None
-    return IncrementalDetokenizer(
-        tokenizer,
-        request.prompt_token_ids,
-        skip_special_tokens=request.params.skip_special_tokens,
-        spaces_between_special_tokens=request.params.spaces_between_special_tokens,
-    )

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Mapping
+from typing import Any
 
 import zmq
 import zmq.asyncio
@@ -26,7 +27,7 @@ __all__ = ["EngineClient"]
 
 MAX_IPC_PATH = 100
 """Bytes of a socket's path that every system takes."""
-LAST_WORDS_S = 0.5
+LAST_WORDS_S = 0.2
 """How long the messages of a process that has ended are looked for."""
 
 _BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from core.engine.process import main; main()"
@@ -45,6 +46,7 @@ class EngineClient:
         self._sockets = sockets
         self.exited: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         """Done with the exit code (negative: a signal) as soon as the process has ended, however it did."""
+        self._reason: str | None = None
         threading.Thread(target=self._wait, args=(asyncio.get_running_loop(),), daemon=True).start()
 
     @classmethod
@@ -95,18 +97,19 @@ class EngineClient:
 
     async def receive(self) -> protocol.FromEngine:
         """The next message of the process; waits for it, also after the process has ended."""
-        return protocol.decode_from_engine(await self._sockets.from_engine.recv())
+        message = protocol.decode_from_engine(await self._sockets.from_engine.recv())
+        if isinstance(message, Dying):
+            self._reason = message.reason
+        return message
 
     async def last_words(self) -> str:
         """Why the process ended: its own words, where it had the time for some, else its exit code."""
         code = await self.exited
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
-                while True:
-                    message = await self.receive()
-                    if isinstance(message, Dying):
-                        return message.reason
-        return _describe_exit(code)
+                while self._reason is None:
+                    await self.receive()
+        return self._reason or _describe_exit(code)
 
     async def stop(self, timeout_s: float) -> int:
         """Ends the process: asks, waits for `timeout_s`, then kills. The exit code. A second call has no effect."""
@@ -125,7 +128,8 @@ class EngineClient:
     async def _ready(self, timeout_s: float) -> EngineFacts:
         first = asyncio.ensure_future(self.receive())
         try:
-            await asyncio.wait([first, self.exited], timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            ends: list[asyncio.Future[Any]] = [first, self.exited]
+            await asyncio.wait(ends, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if not first.done():
                 await asyncio.wait([first], timeout=LAST_WORDS_S)
             if first.done():
@@ -153,7 +157,9 @@ class _Sockets:
     def __init__(self, folder: str) -> None:
         self.inbox, self.outbox = (f"ipc://{os.path.join(folder, name)}" for name in ("in", "out"))
         if len(os.fsencode(self.outbox)) > MAX_IPC_PATH:
-            raise ConfigError(f"the temporary folder {folder!r} has too long a path for sockets; set TMPDIR to a shorter")
+            raise ConfigError(
+                f"the temporary folder {folder!r} has too long a path for sockets; set TMPDIR to a shorter"
+            )
         self._context = zmq.asyncio.Context()
         self.to_engine = zmq.Socket(zmq.Context.shadow(self._context), zmq.PUSH)
         self.from_engine = self._context.socket(zmq.PULL)

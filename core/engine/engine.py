@@ -5,17 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from core.engine.protocol import EngineFacts
 from core.errors import CoreError, EngineDeadError
 from core.exec.runner_api import Runner, RunnerFuture
 from core.outputs import EngineOutput, EngineStats
 from core.request import EngineRequest
-from core.sched.output import SchedulerOutput
-
-if TYPE_CHECKING:
-    from core.sched.scheduler import Scheduler
+from core.sched.output import ModelRunnerOutput, SchedulerOutput
+from core.sched.scheduler import Scheduler
 
 __all__ = ["Engine"]
 
@@ -38,7 +35,6 @@ class Engine:
         self._runner = runner
         self._depth = 2 if async_scheduling else 1
         self._in_flight: deque[tuple[SchedulerOutput, RunnerFuture]] = deque()
-        self._lost: list[EngineOutput] = []
         self.facts = facts
         self.stalled = False
         """Whether the last step found work that it could neither schedule nor collect; polling faster is no use."""
@@ -52,11 +48,10 @@ class Engine:
             EngineDeadError: the runner cannot run any more; the engine is of no further use.
         """
         output = self._scheduler.schedule()
-        submitted = self._submit(output)
-        if submitted and len(self._in_flight) < self._depth:
-            return self._take_lost()
-        self.stalled = not submitted and not self._in_flight
-        return self._take_lost() + self._collect()
+        self._submit(output)
+        if self._may_run_ahead(output):
+            return []
+        return self._collect()
 
     def add_requests(self, requests: Sequence[EngineRequest]) -> None:
         """Queues all of them, or none.
@@ -78,15 +73,15 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._in_flight or self._lost) or self._scheduler.has_work()
+        return bool(self._in_flight) or self._scheduler.has_work()
 
     def stats(self) -> EngineStats:
         """Gauges and counters now."""
         return self._scheduler.stats()
 
-    def reset_prefix_cache(self) -> bool:
-        """Forgets every cached prefix; whether it could (blocks in use prevent it)."""
-        return self._scheduler.reset_prefix_cache()
+    def reset_prefix_cache(self) -> None:
+        """Makes sure that no later request reuses what has been computed up to now; running requests go on."""
+        self._scheduler.reset_prefix_cache()
 
     def check_integrity(self) -> None:
         """Raises AssertionError where the bookkeeping of requests and blocks contradicts itself."""
@@ -97,18 +92,24 @@ class Engine:
         self._in_flight.clear()
         self._runner.close()
 
-    def _submit(self, output: SchedulerOutput) -> bool:
+    def _submit(self, output: SchedulerOutput) -> None:
         if output.empty:
-            return False
+            return
         try:
-            self._in_flight.append((output, self._runner.submit(output)))
+            future = self._runner.submit(output)
         except EngineDeadError:
             raise
         except Exception as error:
-            self._lost += self._fail(output, error)
-        return True
+            future = _FailedStep(error)  # told in its turn: the scheduler wants steps in order
+        self._in_flight.append((output, future))
+
+    def _may_run_ahead(self, output: SchedulerOutput) -> bool:
+        """Whether to prepare one more step before the oldest is awaited."""
+        self.stalled = output.empty and not self._in_flight
+        return not output.empty and len(self._in_flight) < self._depth
 
     def _collect(self) -> list[EngineOutput]:
+        """The news of the oldest step in flight; waits for it."""
         if not self._in_flight:
             return []
         output, future = self._in_flight.popleft()
@@ -124,8 +125,18 @@ class Engine:
         """Ends the requests of a step that raised; all others go on."""
         logger.error("step %d failed", output.step_id, exc_info=error)
         reason = f"the step that computed this request failed ({type(error).__name__}: {error}); send it again"
-        return self._scheduler.fail([entry.request_id for entry in output.scheduled], reason)
+        lost = self._scheduler.fail([entry.request_id for entry in output.scheduled], reason)
+        return lost + self._scheduler.update(output, ModelRunnerOutput(step_id=output.step_id))
 
-    def _take_lost(self) -> list[EngineOutput]:
-        lost, self._lost = self._lost, []
-        return lost
+
+class _FailedStep:
+    """A step that the runner did not take."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> ModelRunnerOutput:
+        raise self._error

@@ -47,7 +47,7 @@ class EngineLoop:
         self._outbox = outbox
         self._running = True
         self._stats_sent: EngineStats | None = None
-        self._calls: dict[str, Callable[[], bool | int | str | None]] = {
+        self._calls: dict[str, Callable[[], None]] = {
             "reset_prefix_cache": engine.reset_prefix_cache,
             "check_integrity": engine.check_integrity,
         }
@@ -77,7 +77,7 @@ class EngineLoop:
 
     def _handle(self, message: protocol.ToEngine) -> None:
         match message:
-            case Add(requests):
+            case Add():
                 self._add(message)
             case Abort(request_ids):
                 self._engine.abort(request_ids)
@@ -94,7 +94,8 @@ class EngineLoop:
 
     def _call(self, call: Call) -> Reply:
         try:
-            return Reply(call.call_id, self._calls[call.method]())
+            self._calls[call.method]()
+            return Reply(call.call_id)
         except Exception as error:
             return Reply(call.call_id, error=protocol.WireError.of(error))
 

@@ -145,10 +145,9 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """Answer to a Call."""
+    """Answer to a Call: it was done, or why not."""
 
     call_id: int
-    value: bool | int | str | None = None
     error: WireError | None = None
 
 

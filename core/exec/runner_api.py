@@ -6,7 +6,7 @@ from typing import Protocol
 
 from core.kv.groups import KVCacheGroups
 from core.sched.output import ModelRunnerOutput, SchedulerOutput
-from core.spec import ModelSpec
+from core.spec import KVCacheSpec, ModelSpec
 
 __all__ = ["Runner", "RunnerFuture"]
 
@@ -52,8 +52,18 @@ class Runner(Protocol):
         ...
 
     @property
-    def groups(self) -> KVCacheGroups:
-        """The model's cache groups, in the order of `NewRequest.block_ids`."""
+    def num_host_blocks(self) -> int:
+        """Blocks of host memory that swap pairs may name; 0 where nothing is swapped."""
+        ...
+
+    @property
+    def groups(self) -> tuple[KVCacheSpec, ...]:
+        """One spec for each cache group, in the order of `NewRequest.block_ids`."""
+        ...
+
+    @property
+    def cache_groups(self) -> KVCacheGroups:
+        """The same groups with their layers, as the KVCacheManager takes them."""
         ...
 
     @property

@@ -73,7 +73,9 @@ class StubRunner:
         self.script = script
         self.num_blocks, self.block_size = script.num_blocks, script.block_size
         layer = KVCacheSpec(kind=CacheKind.FULL, num_kv_heads=1, head_dim=8, v_head_dim=8, dtype=DType.FLOAT32)
-        self.groups = KVCacheGroups.from_layers((layer,))
+        self.groups = (layer,)
+        self.cache_groups = KVCacheGroups.from_layers(self.groups)
+        self.num_host_blocks = 0
         self.model_spec = ModelSpec(
             architecture="StubForCausalLM",
             dtype=DType.FLOAT32,
@@ -115,7 +117,7 @@ class StubRunner:
         return result
 
     def _take_up(self, request: NewRequest) -> None:
-        assert len(request.block_ids) == len(self.groups.groups)
+        assert len(request.block_ids) == len(self.groups)
         self._mirrors[request.request_id] = _Mirror(
             list(request.token_ids), request.num_prompt_tokens, request.sampling_params
         )
@@ -136,6 +138,7 @@ class StubRunner:
         assert end == len(mirror.token_ids), "a step samples behind the last token"
         if mirror.prompt[0] == self.script.refuse_on:
             result.errors[entry.request_id] = "every candidate is masked"
+            mirror.token_ids.append(FILLER)  # the next step is on its way and reads some token
             return
         token_id = self._next(mirror)
         mirror.token_ids.append(token_id)

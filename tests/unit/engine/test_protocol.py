@@ -58,7 +58,7 @@ def test_messages_to_the_engine_round_trip(message: protocol.ToEngine) -> None:
         protocol.Failed(protocol.WireError.of(ValueError("v")), 2),
         protocol.Outputs([OUTPUT], EngineStats(num_requests_running=1, kv_cache_usage=0.5)),
         protocol.Rejected(["k-0"], protocol.WireError.of(QueueFullError("full", retry_after_s=3))),
-        protocol.Reply(3, value=True),
+        protocol.Reply(3),
         protocol.Dying("because"),
     ],
     ids=lambda message: type(message).__name__,
@@ -73,7 +73,7 @@ def test_a_launch_message_round_trips_with_its_configuration() -> None:
     assert protocol.decode_launch(protocol.encode(launch)) == launch
 
 
-@pytest.mark.parametrize("name", [name for name in core.errors.__all__])
+@pytest.mark.parametrize("name", core.errors.__all__)
 def test_every_error_of_the_tree_arrives_with_class_message_and_exit_code(name: str) -> None:
     kind = getattr(core.errors, name)
     error = kind("sample", "no kernel") if kind is UnsupportedError else kind("what was wrong")
