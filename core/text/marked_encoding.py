@@ -1,8 +1,8 @@
-"""Encodes text of mixed ownership: only owned characters may spell a protected token.
+"""Encodes text of several owners: only the template's characters may spell a protected token.
 
 The whole text goes through the tokenizer once, so merges, normalization and space prefixes at the borders are those
-of the plain text. Protected tokens are known to this encoder under private names only; owned occurrences are
-renamed to these before encoding, and nothing else can spell them.
+of the plain text. Protected tokens are known to this encoder under private names only; occurrences whose characters
+all have the right owner are renamed to these before encoding, and nothing else can spell them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import tokenizers
 
 __all__ = ["MarkedEncoder"]
 
-_OWNED_RUN = re.compile(rb"\x01+")
+_OWNED_RUN = re.compile(rb"[\x01\x02]+")
 
 
 class MarkedEncoder:
@@ -24,17 +24,24 @@ class MarkedEncoder:
     Args:
         backend: Its model, normalizer and pre-tokenizer are shared.
         added: Added tokens by id.
-        protected: Ids that owned text alone may spell.
+        control: Ids that the template's text alone may spell.
+        markup: Ids that the template's and the assistant's text may spell.
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken], protected: frozenset[int]
+        self,
+        backend: tokenizers.Tokenizer,
+        added: Mapping[int, tokenizers.AddedToken],
+        control: frozenset[int],
+        markup: frozenset[int] = frozenset(),
     ) -> None:
+        protected = control | markup
         # Private-use letters around an unguessable number: no user can type a name of this process.
         nonce = secrets.token_hex(16)
         self._model = backend.model
         self._protected = protected
         self._name_of: dict[str, str] = {}
+        self._owners_of: dict[str, bytes] = {}
         self._encoder = tokenizers.Tokenizer(backend.model)
         if backend.normalizer is not None:
             self._encoder.normalizer = backend.normalizer
@@ -45,6 +52,7 @@ class MarkedEncoder:
             name = f"\ue8d1{nonce}-{token_id}\ue8d2" if token_id in protected else token.content
             if token_id in protected:
                 self._name_of[token.content] = name
+                self._owners_of[token.content] = b"\1" if token_id in control else b"\1\2"
             names.append((token_id, _renamed(token, name, token_id in protected)))
         self._encoder.add_tokens([token for _, token in names])
         self._restored = {self._own_id(token.content): token_id for token_id, token in names}
@@ -55,7 +63,7 @@ class MarkedEncoder:
         self._lengths = {first: sorted(set(lengths), reverse=True) for first, lengths in self._lengths.items()}
 
     def encode(self, text: str, mask: bytes) -> list[int]:
-        """Ids of `text`; `mask` has one byte for each character, 1 where it is owned."""
+        """Ids of `text`; `mask` has one byte for each character, its owner as in `core.text.owned_text`."""
         ids: list[int] = []
         for token_id in self._encoder.encode(self._rename_owned(text, mask), add_special_tokens=False).ids:
             restored = self._restored.get(token_id, token_id)
@@ -86,14 +94,15 @@ class MarkedEncoder:
             position = run.start()
             while (found := first.search(text, position, run.end())) is not None:
                 position = found.start()
-                length = self._length_at(text, position, run.end())
+                length = self._length_at(text, mask, position, run.end())
                 if length:
                     yield position, length
                 position += length or 1
 
-    def _length_at(self, text: str, start: int, end: int) -> int:
+    def _length_at(self, text: str, mask: bytes, start: int, end: int) -> int:
         for length in self._lengths[text[start]]:
-            if start + length <= end and text[start : start + length] in self._name_of:
+            owners = self._owners_of.get(text[start : start + length]) if start + length <= end else None
+            if owners is not None and not mask[start : start + length].strip(owners):
                 return length
         return 0
 

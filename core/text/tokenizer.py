@@ -160,27 +160,33 @@ class Tokenizer:
         """
         return self.encode_marked([(text, False)])
 
-    def encode_marked(self, spans: Sequence[tuple[str, bool]], *, protected: frozenset[int] = frozenset()) -> list[int]:
+    def encode_marked(self, spans: Sequence[tuple[str, bool]]) -> list[int]:
         """Ids of one text that has several owners, merged over the borders as if it had one.
 
         Args:
             spans: (text, owned) in order. A protected token is made only where all its characters are owned.
-            protected: Ids that owned text alone may spell, beside `protected_ids`, which always are.
 
         Raises:
             InvalidRequestError: the text is not well-formed Unicode.
         """
-        text = _checked_text("".join(part for part, _ in spans))
         mask = b"".join((b"\1" if owned else b"\0") * len(part) for part, owned in spans)
-        return self.marked_encoder(protected).encode(text, mask)
+        return self.encode_masked("".join(part for part, _ in spans), mask)
 
-    def marked_encoder(self, protected: frozenset[int]) -> MarkedEncoder:
-        """The encoder behind `encode_marked`; one is kept for each set of protected ids."""
-        key = self.protected_ids | protected
-        encoder = self._encoders.get(key)
+    def encode_masked(self, text: str, mask: bytes, markup: frozenset[int] = frozenset()) -> list[int]:
+        """Ids of `text`, one owner for each character in `mask` (see `core.text.owned_text`).
+
+        Args:
+            markup: Further ids that a user's characters never become, but an assistant's do.
+
+        Raises:
+            InvalidRequestError: the text is not well-formed Unicode.
+        """
+        _checked_text(text)
+        encoder = self._encoders.get(markup)
         if encoder is None:
-            encoder = self._encoders.setdefault(key, MarkedEncoder(self._backend, self._added, key))
-        return encoder
+            encoder = MarkedEncoder(self._backend, self._added, self.protected_ids, markup - self.protected_ids)
+            self._encoders[markup] = encoder
+        return encoder.encode(text, mask)
 
     @cached_property
     def _encoders(self) -> dict[frozenset[int], MarkedEncoder]:
