@@ -276,6 +276,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request, step: StepBuilder) -> None:
         """Sends a running request back to the queue. Tokens in flight for it arrive in `update`."""
+        assert not any(new.request_id == victim.request_id for new in step.output.new_requests), f"{victim} just began"
         step.remove(victim)
         del self._running[victim.request_id]
         pairs = self.kv.swap_out(victim) if self.config.preemption_mode == "swap" else None
@@ -320,15 +321,19 @@ class Scheduler:
                 self._grow_prompt(request, step)
         self._admit(step, more_long=False)
         for request in deferred:
-            self._grow_prompt(request, step)
+            self._grow_prompt(request, step, may_preempt=False)
         if step.has_long:
             self._admit(step, more_long=True)
 
-    def _grow_prompt(self, request: Request, step: StepBuilder) -> None:
-        if request.status is RequestStatus.RUNNING:
-            num_tokens = self._chunk(_remaining(request), step)
-            if num_tokens:
-                self._grow(request, step, num_tokens)
+    def _grow_prompt(self, request: Request, step: StepBuilder, *, may_preempt: bool = True) -> None:
+        """Schedules a chunk of a running prompt. Once requests were started in a step, nothing is preempted in it."""
+        if request.status is not RequestStatus.RUNNING:
+            return
+        num_tokens = self._chunk(_remaining(request), step)
+        if not may_preempt:
+            num_tokens = min(num_tokens, self.kv.num_fitting_tokens(request))
+        if num_tokens:
+            self._grow(request, step, num_tokens)
 
     def _is_long(self, remaining: int) -> bool:
         return self.config.enable_chunked_prefill and remaining > self._long_threshold

@@ -133,7 +133,7 @@ class Simulation:
         self.scheduler.check_integrity()
         return aborted
 
-    def run(self, max_steps: int = 5000) -> None:
+    def run(self, max_steps: int = 30_000) -> None:
         """Runs until nothing is left, and checks that nothing is left."""
         for _ in range(max_steps):
             if not (self.scheduler.has_work() or self.pending):
