@@ -341,11 +341,10 @@ class AsyncEngine:
     # --- the process ---
 
     async def _launch(self) -> None:
-        self._client, self._facts = await EngineClient.launch(
-            self._config,
-            runner_factory=self._runner_factory,
-            env=self._env,
+        self._client, ready = await EngineClient.launch(
+            self._config, runner_factory=self._runner_factory, env=self._env
         )
+        self._facts, self._stats = ready.facts, ready.stats
         self._inputs = InputProcessor(
             self._tokenizer,
             vocab_size=self._facts.vocab_size,

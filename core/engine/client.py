@@ -20,7 +20,7 @@ import zmq.asyncio
 
 from core.config import EngineConfig
 from core.engine import protocol
-from core.engine.protocol import Dying, EngineFacts, Failed, Launch, Ready, Shutdown
+from core.engine.protocol import Dying, Failed, Launch, Ready, Shutdown
 from core.errors import ConfigError, CoreError, EngineDeadError
 
 __all__ = ["EngineClient"]
@@ -57,8 +57,8 @@ class EngineClient:
         runner_factory: str | None = None,
         env: Mapping[str, str] | None = None,
         ready_timeout_s: float = 1800.0,
-    ) -> tuple[EngineClient, EngineFacts]:
-        """A process whose engine takes requests, and what it serves.
+    ) -> tuple[EngineClient, Ready]:
+        """A process whose engine takes requests, and what it said when it did.
 
         Args:
             config: What to serve.
@@ -125,7 +125,7 @@ class EngineClient:
         shutil.rmtree(self._folder, ignore_errors=True)
         return code
 
-    async def _ready(self, timeout_s: float) -> EngineFacts:
+    async def _ready(self, timeout_s: float) -> Ready:
         first = asyncio.ensure_future(self.receive())
         try:
             ends: list[asyncio.Future[Any]] = [first, self.exited]
@@ -133,7 +133,7 @@ class EngineClient:
             if not first.done():
                 await asyncio.wait([first], timeout=LAST_WORDS_S)
             if first.done():
-                return _facts(first.result())
+                return _as_ready(first.result())
         finally:
             first.cancel()
         if self.exited.done():
@@ -189,10 +189,10 @@ def _spawn(launch: Launch, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _facts(message: protocol.FromEngine) -> EngineFacts:
+def _as_ready(message: protocol.FromEngine) -> Ready:
     match message:
-        case Ready(facts):
-            return facts
+        case Ready():
+            return message
         case Failed(error):
             raise error.error()
     raise CoreError(f"the engine process began with {type(message).__name__}; parent and child are of two versions")

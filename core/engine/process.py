@@ -46,19 +46,19 @@ class EngineLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
-        self._stats_sent: EngineStats | None = None
+        self._stats_sent = engine.stats()
         self._calls: dict[str, Callable[[], None]] = {
             "reset_prefix_cache": engine.reset_prefix_cache,
             "check_integrity": engine.check_integrity,
         }
 
     def run(self) -> None:
-        """Returns after a Shutdown message.
+        """Says Ready and serves; returns after a Shutdown message.
 
         Raises:
             EngineDeadError: the runner cannot run any more.
         """
-        self._report([])
+        self._send(Ready(self._engine.facts, self._stats_sent))
         while self._running:
             self._receive()
             self._report(self._engine.step() if self._engine.has_work() else [])
@@ -145,7 +145,6 @@ def _build_and_run(launch: Launch, inbox: zmq.Socket[bytes], outbox: zmq.Socket[
         outbox.send(protocol.encode(Failed(protocol.WireError.of(error), 1)))
         return 1
     try:
-        outbox.send(protocol.encode(Ready(engine.facts)))
         EngineLoop(engine, inbox, outbox).run()
         return 0
     except EngineDeadError as error:

@@ -121,6 +121,7 @@ class Ready(msgspec.Struct, frozen=True, tag="ready"):
     """The engine takes requests."""
 
     facts: EngineFacts
+    stats: EngineStats
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

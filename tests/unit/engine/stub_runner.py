@@ -32,6 +32,9 @@ class Script:
         outputs: Prompt ids, comma separated, to the ids that follow; the last one repeats. A prompt that is not
             listed is answered with `FILLER + 1, FILLER + 2, ...`.
         step_s: Seconds that a step takes.
+        load_error, exit_at_load, broken_while: Loading fails with this message, ends the process with this exit code,
+            fails as long as this file exists.
+        load_s: Seconds that loading takes.
         kill_on, raise_on, die_on, refuse_on: A prompt that begins with this id kills the process, makes the step
             raise, makes the runner declare itself dead, is given an error of its own.
     """
@@ -44,6 +47,8 @@ class Script:
     block_size: int = 16
     load_error: str = ""
     exit_at_load: int = 0
+    broken_while: str = ""
+    load_s: float = 0.0
     env_in_resolved: str = ""
     kill_on: int = -1
     raise_on: int = -1
@@ -173,6 +178,9 @@ class StubRunner:
 def make(config: EngineConfig) -> StubRunner:
     """The runner factory."""
     script = Script(**json.loads(config.model))
+    time.sleep(script.load_s)
+    if script.broken_while and os.path.exists(script.broken_while):
+        raise ModelLoadError(f"broken while {script.broken_while} is there; remove it")
     if script.load_error:
         raise ModelLoadError(script.load_error)
     if script.exit_at_load:

@@ -73,9 +73,7 @@ def test_half_a_character_at_the_end_of_the_prompt_does_not_leak_it(llm: StubLLM
 def test_invalid_bytes_are_replaced_and_take_no_other_request_with_them(llm: StubLLM) -> None:
     """H003."""
     params = SamplingParams(temperature=0.0, max_tokens=4)
-    odd, plain = llm.generate(
-        [{"prompt_token_ids": [51]}, {"prompt_token_ids": [50]}], params, use_tqdm=False
-    )
+    odd, plain = llm.generate([{"prompt_token_ids": [51]}, {"prompt_token_ids": [50]}], params, use_tqdm=False)
     assert odd.outputs[0].text == llm.get_tokenizer().decode(odd.outputs[0].token_ids)
     assert "�" in odd.outputs[0].text
     assert (plain.outputs[0].text, plain.outputs[0].finish_reason) == ("ob 😊 ke", FinishReason.LENGTH)

@@ -54,7 +54,7 @@ def test_messages_to_the_engine_round_trip(message: protocol.ToEngine) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        protocol.Ready(FACTS),
+        protocol.Ready(FACTS, EngineStats(num_blocks=3)),
         protocol.Failed(protocol.WireError.of(ValueError("v")), 2),
         protocol.Outputs([OUTPUT], EngineStats(num_requests_running=1, kv_cache_usage=0.5)),
         protocol.Rejected(["k-0"], protocol.WireError.of(QueueFullError("full", retry_after_s=3))),
