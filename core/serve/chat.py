@@ -16,7 +16,7 @@ from core.serve.choices import Choice, Usage, check_finish, collect
 from core.serve.errors import ApiError
 from core.serve.logprobs import TokenTexts, chat_logprobs, prompt_logprobs_json
 from core.serve.params import chat_params
-from core.serve.prompts import naming, render_chat
+from core.serve.prompts import naming
 from core.serve.protocol import ChatRequest, read_body
 from core.serve.state import RequestLabels, ServerState, server_state
 from core.serve.stream import DONE, EventStream, merge, unless_disconnected
@@ -54,9 +54,8 @@ class _Run:
         self._head = to_json(labels.public_id), to_json(body.model or state.names[0])
 
     async def _outputs(self) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-        trust = self.state.settings.trust_special_tokens
         with self.state.counted(), naming({"prompt": "messages", "logprobs": "top_logprobs"}):
-            prompt = await render_chat(self.state.engine, self.body, trust_special_tokens=trust)
+            prompt = await self.state.renderer.render(self.body)
             sources = self.state.generate_all([prompt], self.params, self.body, self.labels)
             async with contextlib.aclosing(merge(sources)) as outputs:
                 async for item in outputs:

@@ -126,9 +126,10 @@ class _Run:
 
     def _add_prompt(self, logprobs: CompletionLogprobs, index: int, output: RequestOutput) -> None:
         text = self._echo(index // self.params.n, output)
+        tokenizer = self.state.engine.tokenizer
         entries = output.prompt_logprobs or [None] * len(output.prompt_token_ids)
         for token_id, entry in zip(output.prompt_token_ids, entries, strict=True):
-            hidden = self.params.skip_special_tokens and not self._decode([token_id])
+            hidden = self.params.skip_special_tokens and tokenizer.is_special(token_id)
             logprobs.add(token_id, entry, hidden=hidden)
         logprobs.jump(len(text))
 

@@ -27,6 +27,10 @@ class ServedTokenizer(Protocol):
         """Text of `token_ids`, invalid bytes replaced."""
         ...
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether the id is a control token."""
+        ...
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that one token stands for."""
         ...
@@ -37,7 +41,7 @@ class ServedEngine(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """A `ServedTokenizer` with `chat_template`."""
+        """A `ServedTokenizer`."""
         ...
 
     @property

@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 from core.errors import InvalidRequestError, TemplateError
 from core.serve.interface import ServedEngine
 from core.serve.protocol import ChatPromptFields, Prompt
 
-__all__ = ["encode_prompts", "naming", "render_chat"]
+__all__ = ["ChatEncoder", "ChatRenderer", "encode_prompts", "encode_text", "naming"]
+
+
+class ChatEncoder(Protocol):
+    """The part of `core.text.chat_template.ChatTemplate` that the server calls."""
+
+    def encode(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        trust_special_tokens: bool,
+        kwargs: Mapping[str, Any],
+    ) -> Sequence[int]:
+        """Token ids of a conversation; blocks while the template runs."""
+        ...
+
 
 INLINE_CHARS = 4000
 """Shorter texts are tokenized at once; longer ones in a thread, so that running streams go on."""
-
-Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
@@ -27,10 +43,6 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
     except InvalidRequestError as error:
         error.param = fields.get(error.param or "", error.param)
         raise
-
-
-async def _in_thread_if(large: bool, work: Callable[[], Result]) -> Result:
-    return await asyncio.to_thread(work) if large else work()
 
 
 async def encode_prompts(engine: ServedEngine, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[Prompt]:
@@ -47,39 +59,41 @@ async def encode_prompts(engine: ServedEngine, prompts: Sequence[Prompt], add_sp
 async def encode_text(engine: ServedEngine, text: str, add_special_tokens: bool) -> list[int]:
     """Token ids of `text`, which may spell control tokens."""
     tokenizer = engine.tokenizer
-    ids = await _in_thread_if(
-        len(text) > INLINE_CHARS, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    )
-    return list(ids)
+    if len(text) <= INLINE_CHARS:
+        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+    return list(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens))
 
 
-async def render_chat(engine: ServedEngine, chat: ChatPromptFields, *, trust_special_tokens: bool) -> list[int]:
-    """Token ids of a conversation, by the model's chat template.
+class ChatRenderer:
+    """Conversations to token ids, in a thread: templates run apart, and may take a while.
 
     Args:
+        template: The model's; None where it has none.
         trust_special_tokens: Whether control tokens spelled in messages act as control tokens.
-
-    Raises:
-        TemplateError: there is no template, or it refuses the conversation.
     """
-    template = engine.tokenizer.chat_template
-    if template is None:
-        raise TemplateError("this model has no chat template; use /v1/completions or start with --chat-template")
-    large = sum(len(str(message.get("content", ""))) for message in chat.messages) > INLINE_CHARS
 
-    def render() -> list[int]:
-        return list(
-            template.render_ids(
-                chat.messages,
-                tools=_tools(chat),
-                add_generation_prompt=chat.add_generation_prompt,
-                continue_final_message=chat.continue_final_message,
-                trust_special_tokens=trust_special_tokens,
-                **_template_kwargs(chat),
-            )
+    def __init__(self, template: ChatEncoder | None, *, trust_special_tokens: bool = False) -> None:
+        self._template = template
+        self._trust_special_tokens = trust_special_tokens
+
+    async def render(self, chat: ChatPromptFields) -> list[int]:
+        """Token ids of the conversation.
+
+        Raises:
+            TemplateError: there is no template, or it refuses the conversation.
+        """
+        if self._template is None:
+            raise TemplateError("this model has no chat template; use /v1/completions or start with --chat-template")
+        ids = await asyncio.to_thread(
+            self._template.encode,
+            chat.messages,
+            tools=_tools(chat),
+            add_generation_prompt=chat.add_generation_prompt,
+            continue_final_message=chat.continue_final_message,
+            trust_special_tokens=self._trust_special_tokens,
+            kwargs=_template_kwargs(chat),
         )
-
-    return await _in_thread_if(large, render)
+        return list(ids)
 
 
 def _tools(chat: ChatPromptFields) -> list[dict[str, Any]] | None:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from core.errors import InvalidRequestError
 from core.serve.errors import ApiError, error_response
 from core.serve.metrics import CONTENT_TYPE
-from core.serve.prompts import encode_text, render_chat
+from core.serve.prompts import encode_text
 from core.serve.protocol import ChatPromptFields, DetokenizeRequest, TokenizeRequest, read_body
 from core.serve.state import ServerState, server_state
 from core.serve.version import product_version
@@ -91,7 +91,7 @@ async def tokenize(request: Request) -> Response:
         add = True if body.add_special_tokens is None else body.add_special_tokens
         ids = await encode_text(engine, body.prompt, add)
     else:
-        ids = await render_chat(engine, _chat(body), trust_special_tokens=state.settings.trust_special_tokens)
+        ids = await state.renderer.render(_chat(body))
     shown: dict[str, Any] = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids}
     if body.return_token_strs:
         shown["token_strs"] = [engine.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]

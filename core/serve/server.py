@@ -17,6 +17,7 @@ import uvicorn
 from core.errors import ConfigError, CoreError
 from core.serve.app import build_app
 from core.serve.interface import ServedEngine
+from core.serve.prompts import ChatRenderer
 from core.serve.settings import ServeSettings
 from core.serve.state import ServerState
 
@@ -83,6 +84,7 @@ async def serve(
     model: str,
     start_engine: Callable[[], Awaitable[ServedEngine]],
     *,
+    make_renderer: Callable[[ServedEngine], ChatRenderer],
     on_ready: Callable[[ServedEngine, str, float], None],
     scheduling_policy: str = "fcfs",
     stop: asyncio.Event | None = None,
@@ -95,6 +97,7 @@ async def serve(
         settings: The operator's.
         model: The model as the operator named it.
         start_engine: Loads the model.
+        make_renderer: Its chat template, once it is loaded.
         on_ready: Called once with engine, URL and seconds since the start.
         scheduling_policy: The engine's; without "priority" a request's priority is refused.
         stop: Ends the server like a signal; for callers that are not the main thread.
@@ -115,7 +118,7 @@ async def serve(
     try:
         engine = await _unless(stopper.asked, start_engine())
         if engine is not None:
-            state.attach(engine)
+            state.attach(engine, make_renderer(engine))
             on_ready(engine, _url(sock), time.monotonic() - begin)
             await _first_of(serving, stopper.asked)
             await _drain(state, engine, settings.shutdown_timeout, stopper)

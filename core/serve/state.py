@@ -17,6 +17,7 @@ from core.serve.errors import ApiError, NotReadyError
 from core.serve.guard import check_request_id
 from core.serve.interface import ServedEngine
 from core.serve.metrics import RequestRecord, ServerMetrics
+from core.serve.prompts import ChatRenderer
 from core.serve.protocol import Prompt, SamplingFields
 from core.serve.settings import ServeSettings
 
@@ -44,9 +45,16 @@ class ServerState:
         settings: The operator's.
         model: The model as the operator named it; its public name where `served_model_names` is empty.
         engine: May come later, by `attach`: the server answers 503 until then.
+        renderer: Conversations to token ids; None where the model has no chat template.
     """
 
-    def __init__(self, settings: ServeSettings, model: str, engine: ServedEngine | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServeSettings,
+        model: str,
+        engine: ServedEngine | None = None,
+        renderer: ChatRenderer | None = None,
+    ) -> None:
         self.settings = settings
         self.model = model
         self.names = settings.served_model_names or (model,)
@@ -56,10 +64,12 @@ class ServerState:
         self.num_requests = 0
         """Requests being answered now (GET /load)."""
         self.metrics = ServerMetrics(self.names[0], self._stats, self._cache_config)
+        self.renderer = renderer or ChatRenderer(None)
         self._engine = engine
 
-    def attach(self, engine: ServedEngine) -> None:
+    def attach(self, engine: ServedEngine, renderer: ChatRenderer) -> None:
         """The engine is ready; requests are taken from now on."""
+        self.renderer = renderer
         self._engine = engine
 
     def _stats(self) -> EngineStats | None:

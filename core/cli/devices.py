@@ -1,0 +1,84 @@
+"""`core backends` and `core doctor`: what this machine can run, and how."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from core.plugins import BackendListing, list_backends
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["show_backends", "show_doctor"]
+
+
+def show_backends(*, as_json: bool) -> None:
+    """Writes every installed backend with its devices, or with the error that keeps it from working."""
+    listings = list_backends(probe=True)
+    if as_json:
+        _write_json([_listing(listing) for listing in listings])
+        return
+    if not listings:
+        sys.stdout.write("no backend is installed; install one, for example `pip install core-backend-cpu`\n")
+        return
+    table = _table("backend", "package", "device", "architecture", "memory", "status")
+    for listing in listings:
+        for row in _rows(listing):
+            table.add_row(*row)
+    _print(table)
+
+
+def _listing(listing: BackendListing) -> dict[str, Any]:
+    info = listing.info
+    return {
+        "name": listing.name,
+        "package": listing.package,
+        "vendor": info.vendor if info else None,
+        "api": list(info.api) if info else None,
+        "priority": info.priority if info else None,
+        "devices": [dataclasses.asdict(device) for device in listing.devices or ()],
+        "error": listing.error,
+    }
+
+
+def _rows(listing: BackendListing) -> list[tuple[str, ...]]:
+    if listing.error is not None:
+        return [(listing.name, listing.package, "", "", "", listing.error)]
+    if not listing.devices:
+        remedy = listing.info.remedy if listing.info else ""
+        return [(listing.name, listing.package, "", "", "", f"no device; {remedy or 'check driver and SDK'}")]
+    rows = []
+    for device in listing.devices:
+        memory = f"{device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else "unknown"
+        name = f"{device.index} {device.name}".strip()
+        rows.append((listing.name, listing.package, name, device.arch, memory, f"ok ({device.sdk})"))
+    return rows
+
+
+def show_doctor(model: str, device: str, *, as_json: bool) -> None:
+    """Writes how each operation of the model resolves on the device."""
+    raise NotImplementedError
+
+
+def _write_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _print(table: Table) -> None:
+    from rich.console import Console
+
+    console = Console(file=sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=sys.stdout, width=200)
+    console.print(table)

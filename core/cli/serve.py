@@ -1,0 +1,45 @@
+"""`core serve`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+
+from core.config import EngineConfig
+from core.engine.async_engine import AsyncEngine
+from core.serve.chat_template import chat_renderer
+from core.serve.interface import ServedEngine
+from core.serve.server import serve
+from core.serve.settings import ServeSettings
+
+__all__ = ["run_server"]
+
+
+def run_server(config: EngineConfig, settings: ServeSettings) -> None:
+    """Serves until a signal.
+
+    Raises:
+        CoreError: the port is taken, or the model cannot be served.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+    async def start() -> ServedEngine:
+        return await AsyncEngine.start(config)
+
+    def ready(engine: ServedEngine, url: str, seconds: float) -> None:
+        sys.stderr.write(f"ready: {config.model} on {engine.facts.resolved} at {url} in {seconds:.1f} s\n")
+        sys.stderr.flush()
+
+    policy = config.scheduler.scheduling_policy
+    asyncio.run(
+        serve(
+            settings,
+            config.model,
+            start,
+            make_renderer=lambda engine: chat_renderer(engine, settings),
+            on_ready=ready,
+            scheduling_policy=policy,
+        )
+    )

@@ -1,0 +1,14 @@
+"""The chat template that a server or a command uses: the model's, or the operator's."""
+
+from __future__ import annotations
+
+from core.serve.interface import ServedEngine
+from core.serve.prompts import ChatRenderer
+from core.serve.settings import ServeSettings
+
+__all__ = ["chat_renderer"]
+
+
+def chat_renderer(engine: ServedEngine, settings: ServeSettings | None = None) -> ChatRenderer:
+    """Renders conversations with `--chat-template`, else with the model's own template."""
+    raise NotImplementedError
