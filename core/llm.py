@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self, cast
@@ -12,14 +13,15 @@ from rich.progress import Progress
 
 from core.config import EngineConfig
 from core.engine.args import engine_config
-from core.engine.build import build_engine, load_tokenizer
-from core.engine.input_processor import InputProcessor, ProcessedRequest, Prompt
+from core.engine.build import build_engine, choose_device, load_tokenizer
+from core.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, TokensPrompt
 from core.engine.output_processor import OutputKind, OutputProcessor
 from core.engine.protocol import EngineFacts
 from core.errors import EngineDeadError, InvalidRequestError
 from core.exec.runner_api import Runner
 from core.outputs import EngineStats, RequestOutput
 from core.sampling_params import SamplingParams
+from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -57,8 +59,12 @@ class LLM:
             engine_args["tokenizer"] = tokenizer
         self._config = engine_config(model, device=device, dtype=dtype, **engine_args)
         self._tokenizer = load_tokenizer(self._config) if tokenizer is None or isinstance(tokenizer, str) else tokenizer
+        if runner_factory is None:
+            self._config, env = choose_device(self._config)
+            os.environ.update(env)  # SDKs read their switches when they are first imported
         self._engine = build_engine(self._config, runner_factory=runner_factory)
         self._outputs = OutputProcessor(self._tokenizer)
+        self._templates: dict[str | None, ChatTemplate] = {}
         self._request_ids = itertools.count()
         self._closed = False
         self._inputs = InputProcessor(
@@ -125,10 +131,44 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template: str | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        add_generation_prompt: bool = True,
+        add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
-        raise NotImplementedError
+        """The assistant's next turn of one conversation or of several, as `generate` would give it.
+
+        Control tokens that are spelled out in messages stay text. `prompt` of an output is the rendered conversation.
+
+        Args:
+            messages: One conversation (a list of objects with `role` and `content`), or a list of conversations.
+            sampling_params: As for `generate`.
+            use_tqdm: As for `generate`.
+            tools: Tool definitions that the template shows to the model.
+            chat_template: Jinja source or a file of it, in place of the model's own.
+            chat_template_kwargs: Further variables of the template.
+            add_generation_prompt: Open the assistant's turn; None does so unless the final message is continued.
+            continue_final_message: Leave the final message open, for the model to go on with it.
+
+        Raises:
+            TemplateError: there is no template, or it refuses a conversation.
+            InvalidRequestError: as for `generate`.
+        """
+        conversations = _as_conversations(messages)
+        template = self._template(chat_template)
+        prompts = [
+            template.render(
+                conversation,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **(chat_template_kwargs or {}),
+            )
+            for conversation in conversations
+        ]
+        batch: list[Prompt] = [TokensPrompt(prompt_token_ids=prompt.token_ids) for prompt in prompts]
+        outputs = self.generate(batch, sampling_params, use_tqdm=use_tqdm)
+        for output, prompt in zip(outputs, prompts, strict=True):
+            output.prompt = prompt.text
+        return outputs
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, as `generate` would see it."""
@@ -146,6 +186,8 @@ class LLM:
         """Frees the device. A second call has no effect."""
         self._closed = True
         self._engine.close()
+        for template in self._templates.values():
+            template.close()
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +196,11 @@ class LLM:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.shutdown()
+
+    def _template(self, source: str | None) -> ChatTemplate:
+        if source not in self._templates:
+            self._templates[source] = ChatTemplate(self._tokenizer, source)
+        return self._templates[source]
 
     def _run(self, requests: Sequence[ProcessedRequest], *, use_tqdm: bool) -> list[RequestOutput]:
         """Runs all of them to their ends; nothing of them is left in the engine, whatever happens."""
@@ -187,6 +234,12 @@ def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if prompts and isinstance(next(iter(prompts)), int):
         return [cast(Prompt, prompts)]
     return list(cast(Sequence[Prompt], prompts))
+
+
+def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
+    if messages and isinstance(messages[0], Mapping):
+        return [cast(Conversation, messages)]
+    return list(cast(Sequence[Conversation], messages))
 
 
 def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:

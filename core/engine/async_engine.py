@@ -151,7 +151,6 @@ class AsyncEngine:
         adapter: str | None = None,
         delta: bool = True,
         external_id: str | None = None,
-        prompt_param: str = "prompt",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one request as they come, the last one with `finished`.
 
@@ -167,7 +166,6 @@ class AsyncEngine:
             adapter: Name of a LoRA adapter.
             delta: Whether outputs hold only what is new; else each holds everything so far.
             external_id: Another label, for traces.
-            prompt_param: The request field that an error about the prompt names.
 
         Raises:
             InvalidRequestError: the request is wrong.
@@ -183,7 +181,6 @@ class AsyncEngine:
             cache_salt=cache_salt,
             adapter=adapter,
             external_id=external_id,
-            prompt_param=prompt_param,
         )
         stream = self._add(request, OutputKind.DELTA if delta else OutputKind.CUMULATIVE)
         try:
@@ -291,7 +288,8 @@ class AsyncEngine:
 
     def _send_abort(self, engine_ids: Sequence[str]) -> None:
         if engine_ids and not self.errored:
-            self._client.send(Abort(list(engine_ids)))
+            with contextlib.suppress(EngineDeadError):  # what died runs nothing any more
+                self._client.send(Abort(list(engine_ids)))
 
     async def _call(self, method: str) -> None:
         if self.errored:

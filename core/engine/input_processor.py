@@ -94,7 +94,6 @@ class InputProcessor:
         cache_salt: str | None = None,
         adapter: str | None = None,
         external_id: str | None = None,
-        prompt_param: str = "prompt",
     ) -> ProcessedRequest:
         """Everything that the engine needs to run `prompt`, one EngineRequest a choice.
 
@@ -109,7 +108,6 @@ class InputProcessor:
             cache_salt: Requests share cached prefixes only where their salts are equal.
             adapter: Name of a LoRA adapter.
             external_id: Another label, for traces.
-            prompt_param: The field that a message about the prompt names.
 
         Raises:
             InvalidRequestError: naming the field, the value and what to do.
@@ -117,8 +115,8 @@ class InputProcessor:
         arrival_time = time.time()
         for name, label in (("request_id", request_id), ("external_id", external_id)):
             _check_label(name, label)
-        token_ids = self._token_ids(prompt, prompt_param)
-        params = self._resolve(params, len(token_ids), prompt_param)
+        token_ids = self._token_ids(prompt)
+        params = self._resolve(params, len(token_ids))
         key = uuid.uuid4().hex
         choices = tuple(
             EngineRequest(
@@ -143,29 +141,31 @@ class InputProcessor:
             choices=choices,
         )
 
-    def _token_ids(self, prompt: Prompt, param: str) -> list[int]:
+    def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, dict):
             prompt = prompt["prompt_token_ids"]
-        token_ids = self._encode(prompt, param) if isinstance(prompt, str) else list(prompt)
+        token_ids = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
-            raise InvalidRequestError(f"{param} has no tokens; send at least one", param=param, code="empty_prompt")
+            raise InvalidRequestError(
+                "the prompt has no tokens; send at least one", param="prompt", code="empty_prompt"
+            )
         for position, token_id in enumerate(token_ids):
             if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
                 raise InvalidRequestError(
-                    f"{param} holds token id {token_id!r} at position {position}; "
+                    f"the prompt holds token id {token_id!r} at position {position}; "
                     f"ids must be integers in [0, {self._vocab_size})",
-                    param=param,
+                    param="prompt",
                 )
         return token_ids
 
-    def _encode(self, text: str, param: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         if self._tokenizer is None:
-            raise InvalidRequestError(f"{param} is text but the engine has no tokenizer; send token ids", param=param)
+            raise InvalidRequestError("the prompt is text and the engine has no tokenizer; send ids", param="prompt")
         return list(self._tokenizer.encode(text))
 
-    def _resolve(self, params: SamplingParams, num_prompt_tokens: int, prompt_param: str) -> SamplingParams:
+    def _resolve(self, params: SamplingParams, num_prompt_tokens: int) -> SamplingParams:
         """The parameters with every default filled in that depends on model, prompt or chance."""
-        max_tokens = self._max_tokens(params, num_prompt_tokens, prompt_param)
+        max_tokens = self._max_tokens(params, num_prompt_tokens)
         seed = self._seeds.getrandbits(63) if params.seed is None else params.seed % 2**64
         params = msgspec.structs.replace(
             params,
@@ -178,7 +178,7 @@ class InputProcessor:
         _check_allowed(params)
         return params
 
-    def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int, prompt_param: str) -> int:
+    def _max_tokens(self, params: SamplingParams, num_prompt_tokens: int) -> int:
         """Output tokens that the request may have; both lengths are in the message where they do not fit."""
         room = self._max_model_len - num_prompt_tokens
         wanted = max(1, params.min_tokens) if params.max_tokens is None else params.max_tokens
@@ -188,7 +188,7 @@ class InputProcessor:
             raise ContextLengthError(
                 f"the prompt has {num_prompt_tokens} tokens and {name} needs {wanted}, {num_prompt_tokens + wanted} "
                 f"together, but the context window holds {self._max_model_len}; shorten the prompt {advice}",
-                param=prompt_param if room < 1 or params.max_tokens is None else "max_tokens",
+                param="prompt" if room < 1 or params.max_tokens is None else "max_tokens",
             )
         return room if params.max_tokens is None else params.max_tokens
 

@@ -23,7 +23,7 @@ from core.engine.build import build_engine
 from core.engine.engine import Engine
 from core.engine.protocol import Abort, Add, Call, Dying, Failed, Launch, Outputs, Ready, Rejected, Reply, Shutdown
 from core.errors import CoreError, EngineDeadError
-from core.outputs import EngineOutput, EngineStats
+from core.outputs import EngineOutput
 
 __all__ = ["EngineLoop", "main"]
 

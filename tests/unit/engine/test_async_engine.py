@@ -227,7 +227,7 @@ async def test_an_error_at_load_arrives_as_it_was() -> None:
 
 
 async def test_a_process_that_ends_while_loading_is_told() -> None:
-    with pytest.raises(EngineDeadError, match="could not start.*exit code 7"):
+    with pytest.raises(EngineDeadError, match=r"could not start.*exit code 7"):
         async with running(Script(exit_at_load=7)):
             pass
 

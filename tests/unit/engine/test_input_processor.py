@@ -85,11 +85,6 @@ def test_ids_and_counts_outside_the_vocabulary_are_refused_by_name(
     assert refusal(prompt, params).param == param
 
 
-def test_the_field_of_the_prompt_is_named_as_the_caller_spelled_it() -> None:
-    assert refusal([-1], prompt_param="messages").param == "messages"
-    assert refusal([5] * 70, prompt_param="messages").param == "messages"
-
-
 def test_bad_words_are_banned_bare_and_after_a_space() -> None:
     """H016 a."""
     request = processor().process("hi", SamplingParams(bad_words=("exaggerated",)))
@@ -168,7 +163,7 @@ def test_a_huge_label_is_refused_by_its_length_alone(label: str) -> None:
 
 def test_text_without_a_tokenizer_is_refused() -> None:
     inputs = InputProcessor(None, vocab_size=10, max_model_len=8, max_logprobs=1)
-    with pytest.raises(InvalidRequestError, match="token ids"):
+    with pytest.raises(InvalidRequestError, match="send ids"):
         inputs.process("hi", SamplingParams(max_tokens=1))
     assert inputs.process([1], SamplingParams(max_tokens=1)).prompt_token_ids == [1]
 

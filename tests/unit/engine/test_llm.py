@@ -11,7 +11,7 @@ import pytest
 from offline import StubLLM
 from stub_runner import Script
 
-from core.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError
+from core.errors import ConfigError, ContextLengthError, EngineDeadError, InvalidRequestError, TemplateError
 from core.outputs import FinishReason
 from core.sampling_params import SamplingParams
 
@@ -263,3 +263,23 @@ def test_the_window_is_what_the_pool_holds_where_nobody_asked_for_more() -> None
 def test_importing_the_package_brings_no_torch() -> None:
     code = "import sys, core; core.SamplingParams; core.RequestOutput; assert 'torch' not in sys.modules, 'torch'"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=20)
+
+
+def test_a_chat_is_rendered_and_answered(llm: StubLLM) -> None:
+    """One conversation or several; `prompt` is what the template wrote."""
+    turns = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
+    template = turns + "{% if add_generation_prompt %}[a]{% endif %}"
+    params = SamplingParams(max_tokens=2)
+    hello = [{"role": "u", "content": "hello"}]
+    (one,) = llm.chat(hello, params, chat_template=template, use_tqdm=False)
+    assert (one.prompt, one.prompt_token_ids) == ("[u] hello\n[a]", llm.encode("[u] hello\n[a]"))
+    several = llm.chat(
+        [hello, [*hello, {"role": "a", "content": "hi"}]], params, chat_template=template, use_tqdm=False
+    )
+    assert [output.prompt for output in several] == ["[u] hello\n[a]", "[u] hello\n[a] hi\n[a]"]
+    assert all(len(output.outputs[0].token_ids) == 2 for output in several)
+
+
+def test_a_model_without_a_template_cannot_chat(llm: StubLLM) -> None:
+    with pytest.raises(TemplateError, match="no chat template"):
+        llm.chat([{"role": "user", "content": "hello"}], use_tqdm=False)

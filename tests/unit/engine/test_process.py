@@ -91,7 +91,7 @@ async def test_without_restarts_a_dead_engine_stays_dead() -> None:
         with pytest.raises(EngineDeadError, match="SIGKILL"):
             await ask(engine, [70])
         await until(lambda: engine.health.state is HealthState.DEAD, "dead")
-        with pytest.raises(EngineDeadError, match="is dead.*SIGKILL"):
+        with pytest.raises(EngineDeadError, match=r"is dead.*SIGKILL"):
             await ask(engine, [50])
 
 
