@@ -6,8 +6,8 @@ from pathlib import Path
 
 from core.errors import ModelLoadError, ModelNotFoundError
 from core.loader.gguf_checkpoint import GgufCheckpoint, split_files
+from core.loader.quantized import QuantizedTensor
 from core.loader.safetensors_checkpoint import SafetensorsCheckpoint
-from core.loader.schemes import QuantizedTensor
 from core.loader.tensor_info import Checkpoint, TensorInfo
 
 __all__ = ["Checkpoint", "QuantizedTensor", "TensorInfo", "open_checkpoint"]

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from core.errors import ModelLoadError
 from core.loader.gguf_config import GgufMetadata, hf_config, hf_generation_config
 from core.loader.gguf_file import GgufFile, GgufTensor
 from core.loader.gguf_names import ROPE_TENSORS, adds_one, hf_name, hf_row_order
-from core.loader.schemes import QuantizedTensor, dequantize, find_scheme
+from core.loader.quantized import QuantizedTensor
 from core.loader.tensor_info import Checkpoint, TensorInfo
 
 __all__ = ["GgufCheckpoint", "split_files"]
@@ -57,7 +58,7 @@ class GgufCheckpoint(Checkpoint):
     def load_quantized(self, name: str) -> QuantizedTensor | None:
         """A weight as stored, read-only; None where it is dense."""
         info = self.info(name)
-        if find_scheme(info.scheme).family != "gguf" or len(info.shape) != 2:
+        if info.scheme == "none" or len(info.shape) != 2:
             return None
         order = self._row_order(name)
         weight = self._quantized(self._names[name])
@@ -70,10 +71,9 @@ class GgufCheckpoint(Checkpoint):
 
     def _read(self, raw: str) -> Tensor:
         file, tensor = self._placed[raw]
-        dtype = find_scheme(tensor.scheme).dtype
-        if dtype is None:
-            return dequantize(self._quantized(raw)).view(tensor.shape)
-        return file.rows(tensor).view(dtype).view(tensor.shape)
+        if tensor.scheme != "none":
+            return self._quantized(raw).dequantize().view(tensor.shape)
+        return file.rows(tensor).view(getattr(torch, tensor.dtype)).view(tensor.shape)
 
     def _quantized(self, raw: str) -> QuantizedTensor:
         file, tensor = self._placed[raw]
@@ -126,4 +126,4 @@ def _place_tensors(files: Sequence[GgufFile]) -> dict[str, tuple[GgufFile, GgufT
 
 
 def _info(tensor: GgufTensor) -> TensorInfo:
-    return TensorInfo(tensor.shape, tensor.scheme, tensor.nbytes)
+    return TensorInfo(tensor.shape, tensor.scheme, tensor.dtype, tensor.nbytes)

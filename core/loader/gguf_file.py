@@ -17,8 +17,9 @@ import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
+from core.backend.schemes import GGUF_BLOCKS
 from core.errors import ModelLoadError
-from core.loader.schemes import find_scheme, scheme_names
+from core.spec import DType
 
 __all__ = ["GgufFile", "GgufTensor"]
 
@@ -26,6 +27,7 @@ _VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_DIMS = 4
+_DENSE = {"f32": DType.FLOAT32, "f16": DType.FLOAT16, "bf16": DType.BFLOAT16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,8 @@ class GgufTensor:
     Args:
         name: Name in the file.
         shape: Elements, rows first: a matrix is (out, in).
-        scheme: Name of its scheme in `core.loader.schemes`.
+        scheme: "none" for dense numbers, else the name of its blocks in `core.backend.SCHEMES`.
+        dtype: Type of its elements, as torch spells it; "uint8" for blocks.
         offset: First byte, from the start of the file.
         nbytes: Length in bytes.
     """
@@ -43,6 +46,7 @@ class GgufTensor:
     name: str
     shape: tuple[int, ...]
     scheme: str
+    dtype: str
     offset: int
     nbytes: int
 
@@ -164,10 +168,10 @@ def _read_tensors(cursor: _Cursor, count: int, alignment: int) -> dict[str, Gguf
     found = [_read_tensor(cursor) for _ in range(count)]
     base = -(-cursor.at // alignment) * alignment
     tensors: dict[str, GgufTensor] = {}
-    for name, shape, scheme, offset in found:
+    for name, shape, kind, offset in found:
         if name in tensors:
             raise ModelLoadError(f"{cursor.path}: tensor {name!r} occurs twice; fetch the file again")
-        tensors[name] = _place(cursor, name, shape, scheme, base + offset)
+        tensors[name] = _place(cursor, name, shape, kind, base + offset)
     return tensors
 
 
@@ -179,36 +183,32 @@ def _read_tensor(cursor: _Cursor) -> tuple[str, tuple[int, ...], str, int]:
     shape = tuple(cursor.scalar("Q") for _ in range(num_dims))[::-1]
     if 0 in shape:
         raise ModelLoadError(f"{cursor.path}: tensor {name!r} of shape {shape} is empty; fetch the file again")
-    return name, shape, _scheme_of(cursor.path, name, cursor.scalar("I")), cursor.scalar("Q")
+    return name, shape, _type_name(cursor.path, name, cursor.scalar("I")), cursor.scalar("Q")
 
 
-def _scheme_of(path: Path, tensor: str, type_id: int) -> str:
+def _type_name(path: Path, tensor: str, type_id: int) -> str:
     try:
-        name = _DENSE.get(type_id) or GGMLQuantizationType(type_id).name.lower()
+        name = GGMLQuantizationType(type_id).name.lower()
     except ValueError:
         name = f"number {type_id}"
-    if name not in _DENSE.values() and name not in scheme_names("gguf"):
-        supported = ", ".join((*_DENSE.values(), *scheme_names("gguf")))
-        raise ModelLoadError(
-            f"{path}: tensor {tensor!r} is of type {name}; supported are {supported}: convert the file"
-        )
+    if name not in _DENSE and name not in GGUF_BLOCKS:
+        supported = ", ".join((*_DENSE, *GGUF_BLOCKS))
+        raise ModelLoadError(f"{path}: tensor {tensor!r} is of type {name}; supported are {supported}: convert it")
     return name
 
 
-_DENSE = {0: "float32", 1: "float16", 30: "bfloat16"}
-
-
-def _place(cursor: _Cursor, name: str, shape: tuple[int, ...], scheme: str, offset: int) -> GgufTensor:
-    layout = find_scheme(scheme)
-    if shape[-1] % layout.block_elements:
+def _place(cursor: _Cursor, name: str, shape: tuple[int, ...], kind: str, offset: int) -> GgufTensor:
+    dense = _DENSE.get(kind)
+    elements, num_bytes = (1, dense.itemsize) if dense is not None else GGUF_BLOCKS[kind][:2]
+    if shape[-1] % elements:
         raise ModelLoadError(
-            f"{cursor.path}: rows of tensor {name!r} have {shape[-1]} elements, no multiple of {layout.block_elements} "
-            f"as {scheme} needs; fetch the file again"
+            f"{cursor.path}: rows of tensor {name!r} have {shape[-1]} elements, no multiple of {elements} as {kind} "
+            "needs; fetch the file again"
         )
-    nbytes = math.prod(shape) // layout.block_elements * layout.block_bytes
+    nbytes = math.prod(shape) // elements * num_bytes
     if offset % 8 or offset + nbytes > len(cursor.data):
         raise ModelLoadError(
             f"{cursor.path} is cut short: tensor {name!r} takes bytes [{offset}, {offset + nbytes}) and the file ends "
             f"at {len(cursor.data)}; fetch it again"
         )
-    return GgufTensor(name, shape, scheme, offset, nbytes)
+    return GgufTensor(name, shape, "none" if dense else kind, (dense or DType.UINT8).value, offset, nbytes)

@@ -22,7 +22,7 @@ from core.loader.package_models import PACKAGE_MODELS, PackageModel, Progress, f
 __all__ = ["cache_home", "pull", "resolve_model"]
 
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_TRANSPORT_ERROR = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
+_TRANSPORT_ERROR: type[BaseException] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 # The hub's client has changed its HTTP library before; its own error names the base class of the one in use.
 _HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:/([\w./-]+\.gguf))?")
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from core.errors import ModelLoadError
-from core.loader.schemes import find_scheme
 
 __all__ = ["SUPPORTED_METHODS", "QuantizationFormat", "detect_quantization"]
 
@@ -45,8 +44,10 @@ class QuantizationFormat:
         return "int8" if self.kind == "int8" else "float8_e4m3fn"
 
     def scheme(self) -> str:
-        """Scheme of a quantized weight. Int8 with one scale for a tensor is widened to a scale for each row."""
-        return "int8" if self.kind == "int8" else f"fp8_{self.strategy}"
+        """Scheme of a quantized weight. A scale for a whole tensor is repeated for its rows, for fusing."""
+        if self.strategy == "block":
+            return "fp8_block"
+        return "int8" if self.kind == "int8" else "fp8_channel"
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """Shape that the scale of a weight of `shape` (out, in) must have."""
@@ -80,7 +81,6 @@ def detect_quantization(path: Path, config: Mapping[str, Any]) -> QuantizationFo
             f"{path} is quantized with {_describe(settings)}, which cannot be read; supported are "
             f"{'; '.join(SUPPORTED_METHODS)}; GGUF files bring their own schemes. Use another checkpoint of this model"
         )
-    assert find_scheme(found.scheme())
     return found
 
 

@@ -7,17 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from core.backend.schemes import scale_values
 from core.errors import ModelLoadError
 from core.loader.quantization_config import QuantizationFormat, detect_quantization
+from core.loader.quantized import QuantizedTensor
 from core.loader.safetensors_files import SafetensorsFiles, read_json
-from core.loader.schemes import QuantizedTensor
 from core.loader.tensor_info import Checkpoint, TensorInfo
 
 __all__ = ["SafetensorsCheckpoint"]
 
+_TIED_BY_DEFAULT = ("gemma", "gemma2", "gemma3_text", "gemma3")
 _SCALE_SUFFIXES = ("weight_scale", "weight_scale_inv", "input_scale")
 
 
@@ -54,11 +55,10 @@ class SafetensorsCheckpoint(Checkpoint):
         if name not in self._scales:
             return None
         out, width = info.shape
-        scale = self._read(self._scales[name]).float().reshape(self._scale_shape(info.shape))
-        if info.scheme == "int8":
+        scale = scale_values(self._read(self._scales[name])).reshape(self._scale_shape(info.shape))
+        if info.scheme != "fp8_block":
             scale = scale.expand(out, 1)
-        data = self._read(name).view(torch.uint8)
-        return QuantizedTensor(data=data, scheme=info.scheme, shape=(out, width), scale=scale)
+        return QuantizedTensor(data=self._read(name), scheme=info.scheme, shape=(out, width), scale=scale)
 
     def close(self) -> None:
         """Let go of the files. Tensors already loaded stay valid."""
@@ -81,6 +81,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     architectures = config.get("architectures")
     if not isinstance(architectures, list) or not architectures:
         raise ModelLoadError(f"{folder / 'config.json'} names no architectures; add the model's class name")
+    config.setdefault("tie_word_embeddings", config.get("model_type") in _TIED_BY_DEFAULT)
     config["dtype"] = config.get("dtype") or config.get("torch_dtype") or "float32"
     return config
 
@@ -94,10 +95,10 @@ def _join_scales(
     tensors: dict[str, TensorInfo] = {}
     scales: dict[str, str] = {}
     for name, info in infos.items():
-        if info.scheme == fmt.dtype:
+        if info.dtype == fmt.dtype:
             scales[name] = _scale_of(folder, infos, name, fmt)
             nbytes = info.nbytes + infos[scales[name]].nbytes
-            tensors[name] = TensorInfo(info.shape, fmt.scheme(), nbytes)
+            tensors[name] = TensorInfo(info.shape, fmt.scheme(), info.dtype, nbytes)
         elif name.rpartition(".")[2] not in _SCALE_SUFFIXES:
             tensors[name] = info
     return tensors, scales

@@ -29,6 +29,7 @@ _DTYPES = {
     "BF16": DType.BFLOAT16,
     "F8_E4M3": DType.FLOAT8_E4M3FN,
     "F8_E5M2": DType.FLOAT8_E5M2,
+    "F8_E8M0": DType.FLOAT8_E8M0FNU,
     "I64": DType.INT64,
     "I32": DType.INT32,
     "I8": DType.INT8,
@@ -172,4 +173,4 @@ def _tensor_info(shard: Path, name: str, view: Any) -> TensorInfo:
     if kind not in _DTYPES:
         raise ModelLoadError(f"{shard}: tensor {name} is of type {kind}; supported are {', '.join(_DTYPES)}")
     dtype = _DTYPES[kind]
-    return TensorInfo(shape, dtype.value, math.prod(shape) * dtype.itemsize)
+    return TensorInfo(shape, "none", dtype.value, math.prod(shape) * dtype.itemsize)

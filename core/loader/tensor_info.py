@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from core.errors import ModelLoadError
-from core.loader.schemes import QuantizedTensor
+from core.loader.quantized import QuantizedTensor
 
 __all__ = ["Checkpoint", "TensorInfo"]
 
@@ -23,12 +23,14 @@ class TensorInfo:
 
     Args:
         shape: In elements; a weight is (out, in).
-        scheme: How it is stored: a dtype ("bfloat16") or a quantization scheme ("q4_1").
+        scheme: How it is stored: "none" for dense numbers, else a name in `core.backend.SCHEMES`.
+        dtype: Type of its elements in the file, as torch spells it; "uint8" for blocks.
         nbytes: Bytes in the file, scales included.
     """
 
     shape: tuple[int, ...]
     scheme: str
+    dtype: str
     nbytes: int
 
 
