@@ -1,0 +1,331 @@
+"""Runs steps of one model on one device: prepare, forward, logits, sample. Never decides who runs."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from core.backend import Backend, Batch, GroupSpec, KVSlab, Pending, Plan
+from core.backend.negotiate import OpTable
+from core.backend.ops import LayerCache
+from core.errors import EngineDeadError
+from core.exec.input_batch import InputBatch, RequestState, StepInputs
+from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs, top_logprobs
+from core.kv.groups import KVCacheGroups
+from core.models.base import CausalLM
+from core.outputs import PositionLogprobs
+from core.sched.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
+from core.spec import KVCacheSpec, ModelSpec
+
+__all__ = ["KVPool", "ModelRunner"]
+
+_LOGPROB_ROWS = 64
+"""Rows of prompt logits at a time: all rows of a long prompt times a large vocabulary would be gigabytes."""
+
+
+@dataclass(kw_only=True)
+class KVPool:
+    """The memory of the KV cache: one slab for each layer of a group, on the device and, for swapping, on the host.
+
+    Args:
+        groups: Cache groups; blocks of a slab serve each of them.
+        group_specs: What the plan of each group must serve.
+        slabs: Device memory.
+        host_slabs: Host memory of equal layout; empty where nothing is swapped.
+    """
+
+    groups: KVCacheGroups
+    group_specs: tuple[GroupSpec, ...]
+    slabs: list[KVSlab]
+    host_slabs: list[KVSlab] = field(default_factory=list)
+
+    def layer_caches(self) -> list[LayerCache | None]:
+        """The planes of each layer; None for a layer without a cache."""
+        views = [slab.views() for slab in self.slabs]
+        return [None if place is None else views[place[1]] for place in self.groups.layer_slabs]
+
+
+@dataclass(slots=True, kw_only=True)
+class _StepResult:
+    """A step whose tensors may still be on their way to the host."""
+
+    step_id: int
+    states: list[RequestState]
+    rows: SampledRows | None
+    token_ids: Tensor | None
+    pending: Pending
+    prompt_logprobs: dict[str, tuple[int, list[PositionLogprobs]]]
+    output: ModelRunnerOutput | None = None
+
+
+class ModelRunner:
+    """Runs submitted steps in order on a thread of its own; the host prepares the next one meanwhile.
+
+    Args:
+        backend: Opened; closed with the runner.
+        model: Loaded.
+        sampler: Bound.
+        pool: Memory of the KV cache.
+        max_num_seqs: Most requests in a step.
+        table: How operations were resolved.
+        resolved: The same in one line, for people.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        model: CausalLM,
+        sampler: Sampler,
+        pool: KVPool,
+        *,
+        max_num_seqs: int,
+        table: OpTable,
+        resolved: str,
+    ) -> None:
+        self._backend = backend
+        self._model = model
+        self._sampler = sampler
+        self._pool = pool
+        self._caches = pool.layer_caches()
+        self._inputs = InputBatch(max_num_seqs, pool.groups.groups, self.block_size, backend.device)
+        self._lock = threading.Lock()
+        """Guards the request mirror: the runner thread reads it, whoever takes a result appends to it."""
+        self._unfinished: _StepResult | None = None
+        self._queue: queue.SimpleQueue[tuple[SchedulerOutput, Future[_StepResult]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self.table = table
+        self.resolved = resolved
+        self._thread = threading.Thread(target=self._run, name="model-runner", daemon=True)
+        self._thread.start()
+
+    @property
+    def model_spec(self) -> ModelSpec:
+        """Shape of the model."""
+        return self._model.spec
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the device pool, the null block included."""
+        return self._pool.slabs[0].num_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        """Blocks of the host pool for swapping; 0 without one."""
+        return self._pool.host_slabs[0].num_blocks if self._pool.host_slabs else 0
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a block."""
+        return self._pool.slabs[0].layout.block_size
+
+    @property
+    def cache_groups(self) -> KVCacheGroups:
+        """Cache groups of the model."""
+        return self._pool.groups
+
+    @property
+    def groups(self) -> tuple[KVCacheSpec, ...]:
+        """One spec for each cache group."""
+        return tuple(group.spec for group in self._pool.groups.groups)
+
+    def submit(self, output: SchedulerOutput) -> RunnerStep:
+        """Queues a step and returns at once.
+
+        Raises:
+            EngineDeadError: the runner was closed.
+        """
+        if self._closed:
+            raise EngineDeadError("the model runner is closed; start a new engine")
+        future: Future[_StepResult] = Future()
+        self._queue.put((output, future))
+        return RunnerStep(self, future)
+
+    def close(self) -> None:
+        """Ends the thread after the step that it is at, and closes the device. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+        self._backend.close()
+
+    def finalize(self, step: _StepResult) -> ModelRunnerOutput:
+        """Waits for a step's tensors and writes its tokens down in the mirror; a second call gives the same output."""
+        step.pending.wait()
+        with self._lock:
+            if step.output is None:
+                step.output = self._collect(step)
+            return step.output
+
+    # -- the runner's thread -----------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            output, future = item
+            if not future.set_running_or_notify_cancel():
+                continue
+            try:
+                future.set_result(self._execute(output))
+            except BaseException as error:
+                future.set_exception(error)
+            del item, output, future
+
+    def _execute(self, output: SchedulerOutput) -> _StepResult:
+        self._swap(output)
+        self._await_known_tokens(output.scheduled)
+        with self._lock:
+            self._update_mirror(output)
+            inputs = self._inputs.prepare(output.scheduled) if output.scheduled else None
+        if inputs is None:
+            return _StepResult(
+                step_id=output.step_id, states=[], rows=None, token_ids=None, pending=Pending(), prompt_logprobs={}
+            )
+        step = self._forward(output.step_id, inputs)
+        self._unfinished = step
+        return step
+
+    def _await_known_tokens(self, scheduled: Sequence[ScheduledRequest]) -> None:
+        """Takes the previous step's tokens to the host where penalties or bad words must see them."""
+        step = self._unfinished
+        if step is None or step.output is not None:
+            return
+        states = (self._inputs.get(entry.request_id) for entry in scheduled)
+        if any(state is not None and needs_known_tokens(state.params) for state in states):
+            self.finalize(step)
+
+    def _update_mirror(self, output: SchedulerOutput) -> None:
+        for request_id in output.dropped_request_ids:
+            self._inputs.drop(request_id)
+        for request in output.new_requests:
+            self._inputs.add(request)
+        for entry in output.scheduled:
+            self._inputs.append_blocks(entry)
+
+    def _swap(self, output: SchedulerOutput) -> None:
+        if output.swap_out:
+            self._copy_blocks(self._pool.slabs, self._pool.host_slabs, output.swap_out)
+        if output.swap_in:
+            self._copy_blocks(self._pool.host_slabs, self._pool.slabs, output.swap_in)
+
+    def _copy_blocks(self, sources: list[KVSlab], targets: list[KVSlab], pairs: list[tuple[int, int]]) -> None:
+        after = self._backend.fence()
+        copies = [
+            self._backend.copy_blocks(source, target, pairs, after)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+        for copy in copies:
+            copy.wait()
+
+    def _forward(self, step_id: int, inputs: StepInputs) -> _StepResult:
+        batch = inputs.batch
+        plans = self._plans(batch)
+        hidden = self._model.forward(batch, plans, self._caches)
+        rows, on_host, pending = None, None, Pending()
+        if inputs.sample_indices:
+            rows = self._sample(hidden, inputs)
+            on_host, pending = self._backend.to_host(rows.token_ids)
+        return _StepResult(
+            step_id=step_id,
+            states=[inputs.states[index] for index in inputs.sample_indices],
+            rows=rows,
+            token_ids=on_host,
+            pending=pending,
+            prompt_logprobs=self._prompt_logprobs(hidden, inputs),
+        )
+
+    def _plans(self, batch: Batch) -> list[Plan | None]:
+        """The plan of each layer's group; None for a layer without a cache."""
+        plans = [self._backend.plan(batch, spec) for spec in self._pool.group_specs]
+        return [None if place is None else plans[place[0]] for place in self._pool.groups.layer_slabs]
+
+    def _sample(self, hidden: Tensor, inputs: StepInputs) -> SampledRows:
+        logits = self._logits(hidden[inputs.batch.logits_indices])
+        rows = [self._sampling_row(inputs, index) for index in inputs.sample_indices]
+        sampled = self._sampler.sample(logits, rows)
+        targets = torch.tensor([row.state.row for row in rows], device=self._backend.device)
+        self._inputs.last_sampled[targets] = sampled.token_ids
+        return sampled
+
+    def _sampling_row(self, inputs: StepInputs, index: int) -> SamplingRow:
+        state, entry = inputs.states[index], inputs.scheduled[index]
+        row = SamplingRow(state=state, position=entry.num_computed_tokens + entry.num_scheduled_tokens)
+        if needs_known_tokens(state.params):
+            row.token_ids = self._inputs.tokens(state).copy()
+        return row
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """[rows, vocab_size], float32: padding rows of the head are cut off."""
+        return self._model.logits(hidden)[:, : self._model.spec.vocab_size]
+
+    def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> dict[str, tuple[int, list[PositionLogprobs]]]:
+        found = {}
+        starts = inputs.batch.query_start_loc_host
+        for index, (state, entry) in enumerate(zip(inputs.states, inputs.scheduled, strict=True)):
+            count = state.params.prompt_logprobs
+            if count is None:
+                continue
+            first = entry.num_computed_tokens + 1
+            end = min(entry.num_computed_tokens + entry.num_scheduled_tokens + 1, state.num_prompt_tokens)
+            if first < end:
+                rows = hidden[starts[index] : starts[index] + end - first]
+                tokens = self._inputs.tokens(state)[first:end]
+                found[state.request_id] = (first, self._score(rows, tokens.astype(np.int64), count))
+        return found
+
+    def _score(self, hidden: Tensor, tokens: npt.NDArray[np.int64], count: int) -> list[PositionLogprobs]:
+        scores: list[PositionLogprobs] = []
+        for start in range(0, len(tokens), _LOGPROB_ROWS):
+            part = slice(start, start + _LOGPROB_ROWS)
+            logprobs = torch.log_softmax(self._logits(hidden[part]), dim=-1)
+            actual = torch.from_numpy(tokens[part]).to(logprobs.device)
+            parts = top_logprobs(logprobs, actual, min(count, logprobs.shape[1]))
+            scores += position_logprobs(parts, [count] * len(actual))
+        return scores
+
+    def _collect(self, step: _StepResult) -> ModelRunnerOutput:
+        output = ModelRunnerOutput(step_id=step.step_id, prompt_logprobs=step.prompt_logprobs)
+        if step.rows is None or step.token_ids is None:
+            return output
+        for index, (state, token_id) in enumerate(zip(step.states, step.token_ids.tolist(), strict=True)):
+            if index in step.rows.failed:
+                output.errors[state.request_id] = step.rows.failed[index]
+                continue
+            output.sampled_token_ids[state.request_id] = [token_id]
+            self._inputs.append_tokens(state, [token_id])
+        if step.rows.logprobs is not None:
+            states = [step.states[row] for row in step.rows.logprob_rows]
+            counts = [state.params.logprobs or 0 for state in states]
+            entries = position_logprobs(step.rows.logprobs, counts)
+            output.logprobs = {state.request_id: [entry] for state, entry in zip(states, entries, strict=True)}
+        return output
+
+
+class RunnerStep:
+    """A submitted step, as the engine waits for it."""
+
+    __slots__ = ("_future", "_runner")
+
+    def __init__(self, runner: ModelRunner, future: Future[_StepResult]) -> None:
+        self._runner = runner
+        self._future = future
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._future.done() and (self._future.exception() is not None or self._future.result().pending.done())
+
+    def result(self) -> ModelRunnerOutput:
+        """The step's tokens; waits for them.
+
+        Raises:
+            Exception: whatever the step raised.
+        """
+        return self._runner.finalize(self._future.result())
