@@ -31,6 +31,7 @@ __all__ = [
     "quantize_fp8_channel",
     "quantize_fp8_tensor",
     "quantize_int8",
+    "quantize_rows",
     "raw",
     "scale_values",
     "take",
@@ -92,6 +93,20 @@ def dense_rows(weight: Packed, rows: Tensor) -> Tensor:
     if scheme.row_block > 1:
         return _scaled(values, _wide_columns(scale_values(scale), values.shape[-1]))
     return scheme.dequantize({"weight": values, "scale": scale})
+
+
+def quantize_rows(x: Tensor, form: str) -> Quantized:
+    """Rows [T, K] in the activation format "int8_row", "fp8_row" or "fp8_block128"."""
+    if form == "int8_row":
+        return int8_row(x)
+    if form == "fp8_row":
+        q, scale = quantize_fp8_channel(x)
+        return Quantized(q=q, scale=scale, format=form)
+    assert form == "fp8_block128", f"no activation format {form!r}"
+    columns = x.shape[-1]
+    tiles = torch.nn.functional.pad(x.to(torch.float32), (0, -columns % FP8_BLOCK)).unflatten(-1, (-1, FP8_BLOCK))
+    scale = tiles.abs().amax(-1) / _FP8_MAX
+    return Quantized(q=_round_fp8(x, _wide_columns(scale, columns)), scale=scale, format=form)
 
 
 def int8_row(x: Tensor) -> Quantized:

@@ -16,7 +16,7 @@ from core.backend.reference.precision import saturate, wide
 from core.backend.reference.registry import composite
 from core.backend.schemes import raw, take
 
-__all__ = ["Span", "owned_keys", "scatter_tokens", "softmax_mix", "spans", "write_slots"]
+__all__ = ["Span", "owned_keys", "scatter_tokens", "softmax_mix", "spans", "split_for", "write_slots"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,15 @@ def spans(plan: Plan) -> Iterator[Span]:
     for index in range(plan.batch.num_reqs):
         if starts[index + 1] > starts[index]:
             yield Span(index, starts[index], starts[index + 1], lens[index])
+
+
+def split_for(determinism: Determinism, span: Span) -> Iterator[Span]:
+    """The span, or with D3 each of its queries alone with the keys up to it, so that chunks do not show."""
+    if determinism < Determinism.D3:
+        yield span
+        return
+    for token in range(span.start, span.end):
+        yield Span(span.index, token, token + 1, span.first_position + token - span.start + 1)
 
 
 @composite("kv_write")
@@ -103,7 +112,7 @@ def make_attention(op: AttentionOp) -> Callable[[AttentionArgs], Tensor]:
         if args.lse is not None:
             args.lse.fill_(-torch.inf)
         for span in spans(args.plan):
-            for part in _parts(op, span):
+            for part in split_for(op.determinism, span) if op.causal else (span,):
                 mixed, lse = _attend(op, args, part)
                 out[part.start : part.end] = mixed.to(out.dtype)
                 if args.lse is not None:
@@ -111,15 +120,6 @@ def make_attention(op: AttentionOp) -> Callable[[AttentionArgs], Tensor]:
         return out
 
     return attention
-
-
-def _parts(op: AttentionOp, span: Span) -> Iterator[Span]:
-    if op.determinism < Determinism.D3 or not op.causal:
-        yield span
-        return
-    for token in range(span.start, span.end):
-        position = span.first_position + token - span.start
-        yield Span(span.index, token, token + 1, position + 1)
 
 
 def _attend(op: AttentionOp, args: AttentionArgs, span: Span) -> tuple[Tensor, Tensor]:

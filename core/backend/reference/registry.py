@@ -7,7 +7,7 @@ from typing import Any
 
 from core.backend.ops.spec import OpSpec
 
-__all__ = ["COMPOSITES", "DECOMPOSITIONS", "composite", "decomposition"]
+__all__ = ["COMPOSITES", "DECOMPOSITIONS", "HOST_READERS", "composite", "decomposition"]
 
 COMPOSITES: dict[str, Callable[..., Callable[..., Any]]] = {}
 """Operation name to a maker: `maker(op)` gives the callable of a leaf; `maker(op, **parts)` that of a decomposition,
@@ -15,6 +15,22 @@ where `parts` are the bound callables of what `DECOMPOSITIONS` named."""
 
 DECOMPOSITIONS: dict[str, Callable[[Any], dict[str, OpSpec]]] = {}
 """Operation name to a function of the OpSpec that names the operations it consists of."""
+
+HOST_READERS = frozenset(
+    {
+        "attention",
+        "conv1d",
+        "experts",
+        "gated_delta",
+        "index_topk",
+        "lora_add_",
+        "mla",
+        "rejection_sample",
+        "sample",
+        "ssd",
+    }
+)
+"""Operations whose composite looks at lengths or contents on the host: a recorded step must not hold them."""
 
 
 def composite(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

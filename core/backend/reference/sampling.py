@@ -49,9 +49,9 @@ def kept(z: Tensor, top_k: Tensor | None, top_p: Tensor | None, min_p: Tensor | 
 
 def draw(scores: Tensor, seeds: Tensor, positions: Tensor, stream: int) -> Tensor:
     """argmax of scores + Gumbel noise for each row, [R], int64; scores are logits up to a constant."""
-    ids = torch.arange(scores.shape[-1], device=scores.device)
-    noise = gumbel(seeds[:, None], positions[:, None].long(), ids, stream)
-    return (scores + noise).argmax(-1)
+    rows, ids = torch.where(scores > -torch.inf)
+    noise = gumbel(seeds[rows], positions[rows].long(), ids, stream)
+    return scores.index_put((rows, ids), noise, accumulate=True).argmax(-1)
 
 
 @composite("sample")
@@ -61,7 +61,7 @@ def make_sample(op: SampleOp) -> Callable[[SampleArgs], Tensor]:
 
     def sample(args: SampleArgs) -> Tensor:
         greedy = args.logits.argmax(-1)
-        if args.logits.device.type == "cpu" and not args.temperature.any():
+        if not args.temperature.any():
             return greedy.to(torch.int32)
         z = tempered(args.logits, args.temperature)
         if filtered:
