@@ -12,6 +12,7 @@ from core.backend.comm import Communicator, SingleRank
 from core.backend.layout import torch_dtype
 from core.backend.negotiate import Binder, Resolved
 from core.backend.ops import Determinism, OpSpec
+from core.layers.store import WeightStore
 from core.spec import DType
 
 __all__ = ["BuildContext", "ParallelContext", "Quantization"]
@@ -40,10 +41,6 @@ class ParallelContext:
         return cls(comm=comm, rank=comm.rank, world=comm.world)
 
 
-def _dense(name: str) -> str:
-    return "none"
-
-
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
     """Everything that a model needs to be built; building reads no weight.
@@ -62,7 +59,7 @@ class BuildContext:
         quantization: Bring dense weights of linear layers to this scheme.
         dequantize: Keep no quantized weight, whatever the device can do.
         determinism: Class that each operation is asked for.
-        scheme_of: Name of a weight to the scheme in which it is stored ("none" is dense), without reading it.
+        weights: The checkpoint, of which building reads names and schemes alone; None takes all weights for dense.
         dry: Whether to resolve only.
     """
 
@@ -76,7 +73,7 @@ class BuildContext:
     quantization: Quantization | None = None
     dequantize: bool = False
     determinism: Determinism = Determinism.D0
-    scheme_of: Callable[[str], str] = _dense
+    weights: WeightStore | None = None
     dry: bool = False
 
     @property
@@ -93,6 +90,10 @@ class BuildContext:
     def device(self) -> torch.device:
         """Where tensors of the layers live. Not in a dry build."""
         return self.binder.backend.device
+
+    def stored_scheme(self, name: str) -> str:
+        """Scheme in which a weight is stored; "none" is dense, and so is what is not there (loading tells of it)."""
+        return self.weights.scheme(name) if self.weights is not None and name in self.weights else "none"
 
     def resolve(self, op: OpSpec) -> Resolved:
         """How an operation would be done; counts nothing."""

@@ -14,7 +14,7 @@ from core.backend.weights import Packed
 from core.layers.context import BuildContext
 from core.layers.parallel import HeadSplit
 from core.layers.scheme_choice import SchemeChoice, choose_scheme
-from core.layers.weights import WeightSlice, WeightStore, can_fuse, load_vector, pack_weight
+from core.layers.weights import WeightSlice, WeightStore, fits_scheme, load_vector, pack_weight
 from core.spec import DType
 
 __all__ = ["Linear", "QkvLinear", "QkvNames"]
@@ -130,8 +130,8 @@ class QkvLinear:
         slices = names.slices(split)
         self._heads = (split.num_heads, split.num_kv_heads, split.num_kv_heads)
         self._head_dim = names.head_dim
-        stored = {ctx.scheme_of(part.name) for part in slices}
-        one = len(stored) == 1 and can_fuse(slices, next(iter(stored)))
+        stored = {ctx.stored_scheme(part.name) for part in slices}
+        one = len(stored) == 1 and fits_scheme(slices, next(iter(stored)))
         groups = [slices] if one else [(part,) for part in slices]
         self._parts = [Linear(ctx, group, bias=bias) for group in groups]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from core.backend.base import Kind
 from core.backend.ops import OpSpec
 from core.layers.context import BuildContext
-from core.layers.weights import WeightSlice, can_fuse
+from core.layers.weights import WeightSlice, fits_scheme
 
 __all__ = ["QUANTIZATION_SCHEMES", "SchemeChoice", "choose_scheme"]
 
@@ -47,7 +47,7 @@ def choose_scheme(
         ops: The operations on it, for a scheme.
         quantize: Whether `ctx.quantization` is meant for it.
     """
-    stored = tuple(dict.fromkeys(ctx.scheme_of(part.name) for part in slices))
+    stored = tuple(dict.fromkeys(ctx.stored_scheme(part.name) for part in slices))
     scheme, reason = _decide(ctx, slices, stored, ops, quantize)
     names = tuple(part.name for part in slices)
     return SchemeChoice(names=names, stored="+".join(stored), scheme=scheme, reason=reason)
@@ -67,7 +67,7 @@ def _decide(
     if ctx.dequantize:
         return "none", "dequantizing at load was asked for"
     scheme = stored[0]
-    if len(stored) > 1 or not can_fuse(slices, scheme):
+    if len(stored) > 1 or not fits_scheme(slices, scheme):
         return "none", "its parts do not fit into one quantized weight"
     lacking = [row for row in map(ctx.resolve, ops(scheme)) if row.kind is not Kind.NATIVE]
     if lacking:

@@ -1,84 +1,18 @@
-"""Which part of which stored weight a layer wants, and the store that hands it out."""
+"""Bringing stored weights to the device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Sequence
 
 from torch import Tensor
 
-from core.backend.weights import SCHEMES, Packed, Role, WeightSource
+from core.backend.weights import SCHEMES, Packed, Role
 from core.errors import ModelLoadError
 from core.layers.context import BuildContext
 from core.layers.quantize import QUANTIZERS, QuantizingSource
+from core.layers.store import WeightSlice, WeightStore
 
-__all__ = ["WeightSlice", "WeightStore", "can_fuse", "check_shape", "load_vector", "pack_weight"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSlice:
-    """A block of rows and columns of one stored matrix [out, in].
-
-    Args:
-        name: Name in the checkpoint, as Hugging Face has it.
-        shape: Whole shape that the configuration promises.
-        rows: (start, length) along `out`.
-        cols: (start, length) along `in`.
-    """
-
-    name: str
-    shape: tuple[int, int]
-    rows: tuple[int, int]
-    cols: tuple[int, int]
-
-    @classmethod
-    def whole(cls, name: str, out_features: int, in_features: int) -> WeightSlice:
-        """The matrix uncut."""
-        return cls(name=name, shape=(out_features, in_features), rows=(0, out_features), cols=(0, in_features))
-
-    @property
-    def bias_name(self) -> str:
-        """Name of the bias that is stored beside it."""
-        return self.name.removesuffix("weight") + "bias"
-
-
-class WeightStore(Protocol):
-    """The weights of a checkpoint by name. Knows shapes and schemes of all of them without reading any."""
-
-    def __contains__(self, name: str) -> bool: ...
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Shape in elements.
-
-        Raises:
-            ModelLoadError: There is no such weight; the message names it.
-        """
-        ...
-
-    def scheme(self, name: str) -> str:
-        """Scheme in which it is stored, a key of `core.backend.weights.SCHEMES`; "none" is dense."""
-        ...
-
-    def require(self, names: Iterable[str]) -> None:
-        """Checks that all these weights are there, before any is read.
-
-        Raises:
-            ModelLoadError: Some are not; the message names them.
-        """
-        ...
-
-    def source(self, slices: Sequence[WeightSlice]) -> WeightSource:
-        """One logical weight of the slices' rows, one slice below the other; dense where their schemes differ.
-
-        Raises:
-            ModelLoadError: A weight is missing. Its `parts()` raise it where a cut goes through a block of the scheme.
-        """
-        ...
-
-    def tensor(self, name: str) -> Tensor:
-        """A weight as dense numbers on the host, read-only: norms and biases."""
-        ...
+__all__ = ["WeightSlice", "WeightStore", "check_shape", "fits_scheme", "load_vector", "pack_weight"]
 
 
 def pack_weight(
@@ -97,12 +31,22 @@ def pack_weight(
     return ctx.binder.backend.pack(source, SCHEMES[scheme], role, ctx.torch_dtype)
 
 
-def can_fuse(slices: Sequence[WeightSlice], scheme: str) -> bool:
-    """Whether the slices, stored in that scheme, can stand one below the other in one weight of it."""
-    if len(slices) == 1:
-        return True
-    block = SCHEMES[scheme].row_block
-    return scheme != "fp8_tensor" and all(part.rows[1] % block == 0 for part in slices[:-1])
+def fits_scheme(slices: Sequence[WeightSlice], scheme: str) -> bool:
+    """Whether the slices, stored in that scheme, make one weight of it: no block is cut, and none crosses a border."""
+    if len(slices) > 1 and scheme == "fp8_tensor":
+        return False
+    layout = SCHEMES[scheme]
+    cuts = [(part.rows, part.shape[0], layout.granularity(0)) for part in slices]
+    cuts += [(part.cols, part.shape[1], layout.granularity(1)) for part in slices]
+    borders = [part.rows[1] for part in slices[:-1]]
+    return all(_aligned(cut, size, unit) for cut, size, unit in cuts) and not any(
+        rows % layout.granularity(0) for rows in borders
+    )
+
+
+def _aligned(cut: tuple[int, int], size: int, unit: int) -> bool:
+    start, end = cut[0], cut[0] + cut[1]
+    return start % unit == 0 and (end % unit == 0 or end == size)
 
 
 def check_shape(store: WeightStore, name: str, shape: tuple[int, ...]) -> None:
