@@ -6,26 +6,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from core.config import EngineConfig
 from core.engine.build import choose_device, load_tokenizer
-from core.engine.client import EngineClient
-from core.engine.health import EngineEvent, EngineHealth, HealthState, RestartPolicy
+from core.engine.health import EngineEvent, EngineHealth, RestartPolicy
 from core.engine.input_processor import InputProcessor, ProcessedRequest
 from core.engine.output_processor import OutputKind, OutputProcessor
-from core.engine.protocol import Abort, Add, Call, EngineFacts, FromEngine, Outputs, Rejected, Reply
+from core.engine.protocol import Abort, Add, Call, EngineFacts, FromEngine, Outputs, Ready, Rejected, Reply
+from core.engine.supervisor import EngineSupervisor
 from core.errors import CoreError, EngineDeadError
 from core.outputs import EngineStats, RequestOutput
 from core.sampling_params import SamplingParams
 from core.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine"]
-
-logger = logging.getLogger("core.engine")
 
 LONG_PROMPT_CHARS = 16_384
 """A text of this length is tokenized in a thread, so that it does not hold up the streams of others."""
@@ -50,31 +47,33 @@ class AsyncEngine:
         config: EngineConfig,
         tokenizer: Tokenizer | None,
         *,
-        restart: bool,
-        on_event: Callable[[EngineEvent], None] | None,
+        env: Mapping[str, str],
         runner_factory: str | None,
-        restart_policy: RestartPolicy | None,
+        policy: RestartPolicy | None,
+        on_event: Callable[[EngineEvent], None] | None,
     ) -> None:
-        self._config = config
-        self._env: Mapping[str, str] = {}
+        self._max_logprobs = config.max_logprobs
         self._tokenizer = tokenizer
-        self._restart = restart
-        self._on_event = on_event
-        self._runner_factory = runner_factory
-        self._policy = restart_policy or RestartPolicy()
-        self._health = EngineHealth(HealthState.RESTARTING, "the engine is starting")
-        self._draining = False
-        self._stats = EngineStats()
+        self._supervisor = EngineSupervisor(
+            config,
+            env=env,
+            runner_factory=runner_factory,
+            policy=policy,
+            on_ready=self._on_ready,
+            on_message=self._on_message,
+            on_lost=self._on_lost,
+            on_event=on_event,
+        )
+        self._facts: EngineFacts
+        self._inputs: InputProcessor
         self._outputs = OutputProcessor(tokenizer)
+        self._stats = EngineStats()
         self._streams: dict[str, _Stream] = {}
         self._idle = asyncio.Event()
         self._idle.set()
+        self._draining = False
         self._calls: dict[int, asyncio.Future[None]] = {}
         self._call_ids = itertools.count()
-        self._client: EngineClient
-        self._facts: EngineFacts
-        self._inputs: InputProcessor
-        self._supervisor: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(
@@ -102,18 +101,12 @@ class AsyncEngine:
         """
         if tokenizer is None:
             tokenizer = await asyncio.to_thread(load_tokenizer, config)
-        engine = cls(
-            config,
-            tokenizer,
-            restart=restart,
-            on_event=on_event,
-            runner_factory=runner_factory,
-            restart_policy=restart_policy,
-        )
+        env: Mapping[str, str] = {}
         if runner_factory is None:
-            engine._config, engine._env = await asyncio.to_thread(choose_device, config)
-        await engine._launch()
-        engine._supervisor = asyncio.create_task(engine._supervise(), name="engine-supervisor")
+            config, env = await asyncio.to_thread(choose_device, config)
+        policy = (restart_policy or RestartPolicy()) if restart else None
+        engine = cls(config, tokenizer, env=env, runner_factory=runner_factory, policy=policy, on_event=on_event)
+        await engine._supervisor.start()
         return engine
 
     @property
@@ -129,12 +122,12 @@ class AsyncEngine:
     @property
     def health(self) -> EngineHealth:
         """Whether requests are taken, and why not."""
-        return self._health
+        return self._supervisor.health
 
     @property
     def errored(self) -> bool:
-        """Whether requests are refused now."""
-        return self._health.state is not HealthState.HEALTHY
+        """Whether requests are refused now because the engine is not healthy."""
+        return not self._supervisor.healthy
 
     def stats(self) -> EngineStats:
         """Gauges and counters of the engine as of its last message; all zero after it died."""
@@ -237,15 +230,7 @@ class AsyncEngine:
     async def shutdown(self, timeout: float = STOP_TIMEOUT_S) -> None:
         """Ends the engine process; requests in flight raise EngineDeadError. A second call has no effect."""
         self._draining = True
-        if self._supervisor is None:
-            return
-        supervisor, self._supervisor = self._supervisor, None
-        self._health = EngineHealth(HealthState.DEAD, "the engine was shut down")
-        supervisor.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await supervisor
-        self._lose_all("the engine was shut down")
-        await self._client.stop(timeout)
+        await self._supervisor.stop(timeout)
 
     async def __aenter__(self) -> Self:
         return self
@@ -260,10 +245,7 @@ class AsyncEngine:
     def _check_open(self) -> None:
         if self._draining:
             raise EngineDeadError("the engine is shutting down and takes no new requests; send it elsewhere")
-        if self._health.state is HealthState.RESTARTING:
-            raise EngineDeadError(f"the engine is starting again ({self._health.reason}); try again in a few seconds")
-        if self._health.state is HealthState.DEAD:
-            raise EngineDeadError(f"the engine is dead ({self._health.reason}); restart the server")
+        self._supervisor.check()
 
     async def _process(self, prompt: str | Sequence[int], params: SamplingParams, **labels: object) -> ProcessedRequest:
         if isinstance(prompt, str) and len(prompt) >= LONG_PROMPT_CHARS:
@@ -272,7 +254,7 @@ class AsyncEngine:
 
     def _add(self, request: ProcessedRequest, kind: OutputKind) -> _Stream:
         self._check_open()
-        self._client.send(Add(list(request.choices)))
+        self._supervisor.send(Add(list(request.choices)))
         stream: _Stream = asyncio.Queue()
         self._outputs.add(request, kind)
         self._streams[request.key] = stream
@@ -287,31 +269,35 @@ class AsyncEngine:
             self._idle.set()
 
     def _send_abort(self, engine_ids: Sequence[str]) -> None:
-        if engine_ids and not self.errored:
+        if engine_ids:
             with contextlib.suppress(EngineDeadError):  # what died runs nothing any more
-                self._client.send(Abort(list(engine_ids)))
+                self._supervisor.send(Abort(list(engine_ids)))
 
     async def _call(self, method: str) -> None:
-        if self.errored:
-            raise EngineDeadError(f"the engine is {self._health.state} ({self._health.reason}); try again later")
         call_id = next(self._call_ids)
-        self._client.send(Call(call_id, method))
+        self._supervisor.send(Call(call_id, method))
         future = self._calls[call_id] = asyncio.get_running_loop().create_future()
         try:
             await future
         finally:
             del self._calls[call_id]
 
-    # --- news of the engine ---
+    # --- what the supervisor tells ---
 
-    def _handle(self, message: FromEngine) -> None:
+    def _on_ready(self, ready: Ready) -> None:
+        self._facts, self._stats = ready.facts, ready.stats
+        self._inputs = InputProcessor(
+            self._tokenizer,
+            vocab_size=self._facts.vocab_size,
+            max_model_len=self._facts.max_model_len,
+            max_logprobs=self._max_logprobs,
+            eos_token_ids=self._tokenizer.eos_token_ids if self._tokenizer is not None else (),
+        )
+
+    def _on_message(self, message: FromEngine) -> None:
         match message:
-            case Outputs(outputs, stats):
-                self._stats = stats
-                news, finished_early = self._outputs.process(outputs)
-                self._send_abort(finished_early)
-                for key, output in news:
-                    self._streams[key].put_nowait(output)
+            case Outputs():
+                self._take_outputs(message)
             case Rejected(engine_ids, error):
                 for key in {engine_id.rpartition("-")[0] for engine_id in engine_ids} & self._streams.keys():
                     self._outputs.discard(key)
@@ -321,11 +307,14 @@ class AsyncEngine:
                 if future is not None and not future.done():
                     future.set_result(None) if error is None else future.set_exception(error.error())
 
-    async def _read(self, client: EngineClient) -> None:
-        while True:
-            self._handle(await client.receive())
+    def _take_outputs(self, message: Outputs) -> None:
+        self._stats = message.stats
+        news, finished_early = self._outputs.process(message.outputs)
+        self._send_abort(finished_early)
+        for key, output in news:
+            self._streams[key].put_nowait(output)
 
-    def _lose_all(self, reason: str) -> None:
+    def _on_lost(self, reason: str) -> None:
         """Ends every request in flight and every pending call with EngineDeadError."""
         message = f"{reason}; the request is lost, send it again"
         for key, stream in self._streams.items():
@@ -335,66 +324,3 @@ class AsyncEngine:
             if not future.done():
                 future.set_exception(EngineDeadError(message))
         self._stats = EngineStats()
-
-    # --- the process ---
-
-    async def _launch(self) -> None:
-        self._client, ready = await EngineClient.launch(
-            self._config, runner_factory=self._runner_factory, env=self._env
-        )
-        self._facts, self._stats = ready.facts, ready.stats
-        self._inputs = InputProcessor(
-            self._tokenizer,
-            vocab_size=self._facts.vocab_size,
-            max_model_len=self._facts.max_model_len,
-            max_logprobs=self._config.max_logprobs,
-            eos_token_ids=self._tokenizer.eos_token_ids if self._tokenizer is not None else (),
-        )
-        self._health = EngineHealth(HealthState.HEALTHY)
-        self._tell("started", f"engine process {self._facts.pid} is ready: {self._facts.resolved}")
-
-    async def _supervise(self) -> None:
-        """Lives as long as the engine: reads its news, notices its death, starts it again."""
-        while not self.errored:
-            await self._read_until_death()
-            await self._client.stop(0.0)
-            await self._start_again()
-
-    async def _read_until_death(self) -> None:
-        client = self._client
-        reader = asyncio.create_task(self._read(client), name="engine-reader")
-        try:
-            ends: list[asyncio.Future[Any]] = [reader, client.exited]
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            reader.cancel()
-            await asyncio.wait([reader])
-        self._health = EngineHealth(HealthState.RESTARTING, "the engine process died")
-        if reader.cancelled():
-            reason = await client.last_words()
-        else:
-            reason = f"the engine's news could not be read ({reader.exception()!r})"
-            logger.error("%s; its process is ended", reason, exc_info=reader.exception())
-        self._health = EngineHealth(HealthState.RESTARTING, reason)
-        self._lose_all(reason)
-        self._tell("died", reason)
-
-    async def _start_again(self) -> None:
-        """Tries until the engine is healthy, or for good dead."""
-        while self.errored:
-            delay_s = self._policy.next_delay_s() if self._restart else None
-            if delay_s is None:
-                self._health = EngineHealth(HealthState.DEAD, self._health.reason)
-                self._tell("gave_up", f"the engine is not started again: {self._health.reason}")
-                return
-            await asyncio.sleep(delay_s)
-            try:
-                await self._launch()
-            except CoreError as error:
-                self._health = EngineHealth(HealthState.RESTARTING, str(error))
-                self._tell("restart_failed", str(error))
-
-    def _tell(self, kind: str, message: str) -> None:
-        logger.log(logging.INFO if kind == "started" else logging.ERROR, "%s", message)
-        if self._on_event is not None:
-            self._on_event(EngineEvent(kind, message))

@@ -98,7 +98,9 @@ def choose_device(config: EngineConfig) -> tuple[EngineConfig, Mapping[str, str]
 
 def _runner_factory(factory: str | RunnerFactory | None) -> RunnerFactory:
     if factory is None:
-        factory = "core.exec.build:make_runner"  # by name: it brings torch, which a stub runner does without
+        from core.engine.device_runner import make_runner  # brings torch, which a stub runner does without
+
+        return make_runner
     if not isinstance(factory, str):
         return factory
     module, _, name = factory.partition(":")

@@ -33,11 +33,11 @@ class Choice:
         self.error: str | None = None
         self._decoder = None if tokenizer is None else OutputDecoder(tokenizer, request.prompt_token_ids, params)
         self._logprobs_asked = params.logprobs is not None
-        self._text = ""
+        self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[PositionLogprobs] = []
         self._cumulative_logprob = 0.0
-        self._told_text = 0
+        self._told_texts = 0
         self._told_tokens = 0
         self._told_finish = False
 
@@ -49,7 +49,7 @@ class Choice:
     @property
     def has_news(self) -> bool:
         """Whether `take_delta` would hold anything."""
-        told_all = self._told_text == len(self._text) and self._told_tokens == len(self._token_ids)
+        told_all = self._told_texts == len(self._texts) and self._told_tokens == len(self._token_ids)
         return not told_all or self.finished is not self._told_finish
 
     def take(self, output: EngineOutput) -> bool:
@@ -72,8 +72,7 @@ class Choice:
         if self.finished:
             return
         if self._decoder is not None:
-            self._text += self._decoder.finish()
-            self._stop_at_string()
+            self._add_text(self._decoder, self._decoder.finish())
         if not self.finished:
             self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
 
@@ -84,14 +83,14 @@ class Choice:
     def take_delta(self) -> CompletionOutput:
         """What is new since the last call."""
         told = self._told_tokens
-        output = self._output(self._text[self._told_text :], self._token_ids[told:], self._logprobs[told:])
-        self._told_text, self._told_tokens = len(self._text), len(self._token_ids)
+        output = self._output(self._texts[self._told_texts :], self._token_ids[told:], self._logprobs[told:])
+        self._told_texts, self._told_tokens = len(self._texts), len(self._token_ids)
         self._told_finish = self.finished
         return output
 
     def snapshot(self) -> CompletionOutput:
         """Everything so far."""
-        return self._output(self._text, list(self._token_ids), list(self._logprobs))
+        return self._output(self._texts, list(self._token_ids), list(self._logprobs))
 
     def _take_token(self, token_id: int, logprobs: PositionLogprobs | None, *, ends: bool) -> None:
         self._token_ids.append(token_id)
@@ -99,17 +98,18 @@ class Choice:
             self._logprobs.append(logprobs)
             self._cumulative_logprob += logprobs.logprobs[0]
         if self._decoder is not None:
-            self._text += self._decoder.push((token_id,), ends_with_stop_token=ends)
-            self._stop_at_string()
+            self._add_text(self._decoder, self._decoder.push((token_id,), ends_with_stop_token=ends))
 
-    def _stop_at_string(self) -> None:
-        if self._decoder is not None and self._decoder.stop_string is not None:
-            self.finish_reason, self.stop_reason = FinishReason.STOP, self._decoder.stop_string
+    def _add_text(self, decoder: OutputDecoder, text: str) -> None:
+        if text:
+            self._texts.append(text)
+        if decoder.stop_string is not None:
+            self.finish_reason, self.stop_reason = FinishReason.STOP, decoder.stop_string
 
-    def _output(self, text: str, token_ids: list[int], logprobs: list[PositionLogprobs]) -> CompletionOutput:
+    def _output(self, texts: list[str], token_ids: list[int], logprobs: list[PositionLogprobs]) -> CompletionOutput:
         return CompletionOutput(
             index=self.index,
-            text=text,
+            text="".join(texts),
             token_ids=token_ids,
             logprobs=logprobs if self._logprobs_asked else None,
             cumulative_logprob=self._cumulative_logprob if self._logprobs_asked else None,

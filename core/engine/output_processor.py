@@ -72,6 +72,7 @@ class OutputProcessor:
                 to_abort.append(choice.engine_id)
             if choice.finished:
                 del self._choices[choice.engine_id]
+                state.num_open -= 1
         news = [(key, told) for key, state in touched.items() if (told := state.tell(now)) is not None]
         for key, state in touched.items():
             if state.finished:
@@ -92,6 +93,7 @@ class OutputProcessor:
         running = self.discard(key)
         for choice in state.choices:
             choice.finish(FinishReason.ABORT)
+        state.num_open = 0
         last = state.tell(time.time())
         assert last is not None, "a request that was in flight has an end to tell"
         return last, running
@@ -113,6 +115,8 @@ class _RequestState:
     def __init__(self, request: ProcessedRequest, kind: OutputKind, tokenizer: Tokenizer | None) -> None:
         self.request = request
         self.choices = [Choice(request, index, tokenizer) for index in range(len(request.choices))]
+        self.num_open = len(self.choices)
+        """Choices that have not ended."""
         self.metrics = RequestMetrics(arrival_time=request.arrival_time)
         self.num_cached_tokens = 0
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
@@ -120,7 +124,7 @@ class _RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finished for choice in self.choices)
+        return self.num_open == 0
 
     def note(self, choice: Choice, output: EngineOutput, now: float) -> None:
         """Takes what an output says of the request as a whole."""

@@ -141,7 +141,9 @@ async def test_an_idle_engine_uses_no_processor_time() -> None:
 
 async def test_a_shutdown_leaves_neither_process_nor_files() -> None:
     async with running(SLOW) as engine:
-        pid, folder = engine.facts.pid, engine._client._folder
+        client = engine._supervisor._client
+        assert client is not None
+        pid, folder = engine.facts.pid, client._folder
         assert os.stat(folder).st_mode & 0o077 == 0
         assert is_alive(pid)
     assert not is_alive(pid)
