@@ -33,7 +33,7 @@ def run_offline_bench(
         requests = random_requests(
             num_prompts, input_len, output_len, range_ratio=0.0, vocab_size=llm.facts.vocab_size, seed=0
         )
-        prompts = [{"prompt_token_ids": list(request.prompt)} for request in requests]
+        prompts = [request.prompt for request in requests]
         params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
         llm.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
         begin = time.perf_counter()

@@ -51,7 +51,7 @@ def _rows(listing: BackendListing) -> list[tuple[str, ...]]:
     if not listing.devices:
         remedy = listing.info.remedy if listing.info else ""
         return [(listing.name, listing.package, "", "", "", f"no device; {remedy or 'check driver and SDK'}")]
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for device in listing.devices:
         memory = f"{device.memory_bytes / 2**30:.1f} GiB" if device.memory_bytes else "unknown"
         name = f"{device.index} {device.name}".strip()

@@ -98,7 +98,7 @@ class _Run:
         if not self.body.echo or last["role"] != "assistant":
             return ""
         content = last.get("content") or ""
-        return content if isinstance(content, str) else "".join(part["text"] for part in content)
+        return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The answer as server-sent events: roles, deltas, usage where asked for, the end."""

@@ -17,19 +17,27 @@ __all__ = ["ChatEncoder", "ChatRenderer", "encode_prompts", "encode_text", "nami
 class ChatEncoder(Protocol):
     """The part of `core.text.chat_template.ChatTemplate` that the server calls."""
 
-    def encode(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        add_generation_prompt: bool,
-        continue_final_message: bool,
-        trust_special_tokens: bool,
-        kwargs: Mapping[str, Any],
-    ) -> Sequence[int]:
+    def render_ids(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
         """Token ids of a conversation; blocks while the template runs."""
         ...
 
+    def close(self) -> None:
+        """Ends the processes in which templates run."""
+        ...
+
+
+_RESERVED = frozenset(
+    {
+        "self",
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "trust_special_tokens",
+        "template_name",
+    }
+)
 
 INLINE_CHARS = 4000
 """Shorter texts are tokenized at once; longer ones in a thread, so that running streams go on."""
@@ -84,28 +92,29 @@ class ChatRenderer:
         """
         if self._template is None:
             raise TemplateError("this model has no chat template; use /v1/completions or start with --chat-template")
-        ids = await asyncio.to_thread(
-            self._template.encode,
+        return await asyncio.to_thread(
+            self._template.render_ids,
             chat.messages,
-            tools=_tools(chat),
+            tools=None if getattr(chat, "tool_choice", None) == "none" else chat.tools,
+            documents=chat.documents,
             add_generation_prompt=chat.add_generation_prompt,
             continue_final_message=chat.continue_final_message,
             trust_special_tokens=self._trust_special_tokens,
-            kwargs=_template_kwargs(chat),
+            **_variables(chat),
         )
-        return list(ids)
+
+    def close(self) -> None:
+        """Ends the processes in which templates run."""
+        if self._template is not None:
+            self._template.close()
 
 
-def _tools(chat: ChatPromptFields) -> list[dict[str, Any]] | None:
-    if not chat.tools or getattr(chat, "tool_choice", None) == "none":
-        return None
-    return [tool.model_dump(exclude_none=True) for tool in chat.tools]
-
-
-def _template_kwargs(chat: ChatPromptFields) -> dict[str, Any]:
-    kwargs = dict(chat.chat_template_kwargs or {})
-    if chat.documents is not None:
-        kwargs["documents"] = chat.documents
+def _variables(chat: ChatPromptFields) -> dict[str, Any]:
+    """Variables for the template that the request brings; it may not set what the server decides."""
+    variables = dict(chat.chat_template_kwargs or {})
+    for name in _RESERVED.intersection(variables):
+        message = f"chat_template_kwargs must not hold {name!r}; use the request field of that name where there is one"
+        raise InvalidRequestError(message, param="chat_template_kwargs")
     if chat.reasoning_effort is not None:
-        kwargs["reasoning_effort"] = chat.reasoning_effort
-    return kwargs
+        variables["reasoning_effort"] = chat.reasoning_effort
+    return variables

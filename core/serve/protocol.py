@@ -170,28 +170,14 @@ class CompletionRequest(SamplingFields):
         return self
 
 
-class ToolFunction(BaseModel):
-    """`function` of a tool."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(min_length=1, max_length=256)
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-
-
-class Tool(BaseModel):
-    """One entry of `tools`."""
-
-    type: Literal["function"] = "function"
-    function: ToolFunction
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
 class ChatPromptFields(BaseModel):
     """Fields that decide how a conversation becomes a prompt; shared by chat completions and /tokenize."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -203,6 +189,8 @@ class ChatPromptFields(BaseModel):
     def _check_messages(self) -> ChatPromptFields:
         for index, message in enumerate(self.messages):
             _check_message(index, message)
+        for index, tool in enumerate(self.tools or ()):
+            _check_tool(index, tool)
         if self.add_generation_prompt and self.continue_final_message:
             text = "continue_final_message and add_generation_prompt exclude each other; set one of them to false"
             raise ApiError(400, text, param="continue_final_message")
@@ -219,10 +207,22 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
     if not isinstance(content, list):
         raise ApiError(400, f"{where}.content must be a string, a list of parts, or null", param=f"{where}.content")
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
-            kind = repr(part.get("type"))[:100] if isinstance(part, dict) else type(part).__name__
-            text = f"{where}.content holds a part of type {kind}; only {{'type': 'text', 'text': '...'}} is served"
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+            text = f"{where}.content holds a part of type {str(kind)[:100]!r}; only text parts are served"
             raise ApiError(400, text, param=f"{where}.content")
+
+
+def _check_tool(index: int, tool: dict[str, Any]) -> None:
+    """Tools are passed on as they came: a template prints them, and the order of keys is part of the prompt."""
+    where = f"tools.{index}"
+    function = tool.get("function")
+    if tool.get("type", "function") != "function" or not isinstance(function, dict):
+        raise ApiError(400, f"{where} must be {{'type': 'function', 'function': {{...}}}}", param=where)
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise ApiError(400, f"{where}.function.name must be a non-empty string", param=f"{where}.function.name")
+    if not isinstance(function.get("parameters", {}), dict | None):
+        raise ApiError(400, f"{where}.function.parameters must be an object", param=f"{where}.function.parameters")
 
 
 class ChatRequest(ChatPromptFields, SamplingFields):
@@ -255,7 +255,7 @@ class TokenizeRequest(BaseModel):
     messages: list[dict[str, Any]] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool = False
-    tools: list[Tool] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from core.errors import InvalidRequestError
 from core.serve.errors import ApiError, error_response
+from core.serve.logprobs import TokenTexts
 from core.serve.metrics import CONTENT_TYPE
 from core.serve.prompts import encode_text
 from core.serve.protocol import ChatPromptFields, DetokenizeRequest, TokenizeRequest, read_body
@@ -94,7 +95,8 @@ async def tokenize(request: Request) -> Response:
         ids = await state.renderer.render(_chat(body))
     shown: dict[str, Any] = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids}
     if body.return_token_strs:
-        shown["token_strs"] = [engine.tokenizer.token_bytes(i).decode("utf-8", "replace") for i in ids]
+        texts = TokenTexts(engine.tokenizer)
+        shown["token_strs"] = [texts.text(i) for i in ids]
     return _json(shown)
 
 

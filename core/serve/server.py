@@ -118,10 +118,14 @@ async def serve(
     try:
         engine = await _unless(stopper.asked, start_engine())
         if engine is not None:
-            state.attach(engine, make_renderer(engine))
-            on_ready(engine, _url(sock), time.monotonic() - begin)
-            await _first_of(serving, stopper.asked)
-            await _drain(state, engine, settings.shutdown_timeout, stopper)
+            try:
+                state.attach(engine, make_renderer(engine))
+                on_ready(engine, _url(sock), time.monotonic() - begin)
+                await _first_of(serving, stopper.asked)
+                await _drain(state, engine, settings.shutdown_timeout, stopper)
+            finally:
+                await engine.shutdown()
+                state.renderer.close()
     finally:
         server.should_exit = True
         await serving
@@ -159,14 +163,13 @@ async def _first_of(task: asyncio.Future[Any], event: asyncio.Event) -> None:
 
 
 async def _drain(state: ServerState, engine: ServedEngine, timeout: float, stopper: _Stopper) -> None:
-    """Takes no new requests, lets running ones finish, then ends the engine."""
+    """Takes no new requests and lets running ones finish."""
     state.draining = True
     if state.num_requests:
         log.info("shutting down: %d requests get %g s to finish", state.num_requests, timeout)
     drained = asyncio.ensure_future(_idle(state, engine, timeout))
     await _first_of(drained, stopper.forced)
     drained.cancel()
-    await engine.shutdown()
 
 
 async def _idle(state: ServerState, engine: ServedEngine, timeout: float) -> None:

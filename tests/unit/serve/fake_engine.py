@@ -65,15 +65,19 @@ class FakeTemplate:
 
     def __init__(self) -> None:
         self.calls: list[dict[str, Any]] = []
+        self.closed = False
 
-    def encode(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
+    def close(self) -> None:
+        self.closed = True
+
+    def render_ids(self, messages: list[dict[str, Any]], **options: Any) -> list[int]:
         self.calls.append({"messages": messages, **options})
         if any(message["role"] == "narrator" for message in messages):
             raise TemplateError("this template knows no role 'narrator'; use 'user'")
         ids = [BOS]
         for index, message in enumerate(messages):
             content = message.get("content") or ""
-            text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+            text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
             ids += [IM_START, *f"{message['role']}\n".encode(), *text.encode()]
             if not (options.get("continue_final_message") and index == len(messages) - 1):
                 ids.append(IM_END)
