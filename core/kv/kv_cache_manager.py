@@ -87,7 +87,8 @@ class KVCacheManager:
         self._held: dict[str, _RequestBlocks] = {}
         self._swapped: dict[str, _SwappedBlocks] = {}
         self._host_ids_to_free: list[int] = []
-        self._no_new_ids: tuple[list[int], ...] = tuple([] for _ in groups.groups)
+        self.no_block_ids: tuple[list[int], ...] = tuple([] for _ in groups.groups)
+        """An empty list for each group, shared by all who have nothing to say; never to be written."""
 
     # How much fits
 
@@ -192,7 +193,7 @@ class KVCacheManager:
         num_entries = len(state.tables[0]) if state is not None else _num_entries(hit)
         num_new = -(-(request.num_computed_tokens + num_new_tokens) // self.block_size) - num_entries
         if num_new <= 0 and state is not None:
-            return self._no_new_ids
+            return self.no_block_ids
         if num_new * self._num_groups + self._num_unheld(hit) > self.pool.num_free_blocks:
             return None
         if state is None:

@@ -20,8 +20,9 @@ def check_finish(request: Request) -> FinishReason | None:
     outside the engine.
     """
     params = request.sampling_params
-    token_id = request.all_token_ids[-1]
-    num_output = request.num_output_tokens
+    token_ids = request.all_token_ids
+    token_id = token_ids[-1]
+    num_output = len(token_ids) - request.num_prompt_tokens
     if num_output > params.min_tokens:
         if token_id in params.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP

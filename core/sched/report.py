@@ -32,46 +32,40 @@ class StepReport:
         request, scheduled, num_restarts = share
         num_drafts = len(scheduled.draft_token_ids)
         request.num_steps_in_flight -= 1
-        request.num_drafts_in_flight -= num_drafts
         if scheduled.samples:
+            request.num_drafts_in_flight -= num_drafts
             request.num_pending_tokens -= 1 + num_drafts
         if request.finished:
             return None
         token_ids = result.sampled_token_ids.get(request.request_id, ())
-        error = result.errors.get(request.request_id) if result.errors else None
-        if error is None and len(token_ids) != 1:
-            error = _count_error(scheduled, len(token_ids))
+        error = _find_error(request, scheduled, len(token_ids), result)
         if error is not None:
             self._finish(request, FinishReason.ERROR)
             return EngineOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
-        return self._take_tokens(request, scheduled, token_ids, num_restarts == request.num_restarts, result)
+        first = len(request.all_token_ids) == request.num_prompt_tokens
+        if first and result.prompt_logprobs:
+            self._collect_prompt_logprobs(request, result)
+        num_new, reason = _append(request, token_ids)
+        if num_restarts == request.num_restarts and self._advance(request, scheduled, len(token_ids)):
+            reason = FinishReason.LENGTH
+        if not num_new and reason is None:
+            return None
+        return self._news(request, token_ids[:num_new], reason, first, result)
 
     def forget(self, request: Request) -> None:
         """Drops what was collected for a request."""
         self._prompt_logprobs.pop(request.request_id, None)
 
-    def _take_tokens(
-        self,
-        request: Request,
-        scheduled: ScheduledRequest,
-        token_ids: Sequence[int],
-        current: bool,
-        result: ModelRunnerOutput,
-    ) -> EngineOutput | None:
-        first = request.num_output_tokens == 0
-        if result.prompt_logprobs and first:
-            self._collect_prompt_logprobs(request, result)
-        num_new, reason = _append(request, token_ids)
-        if current:
-            num_rejected = len(scheduled.draft_token_ids) + 1 - len(token_ids) if scheduled.samples else 0
+    def _advance(self, request: Request, scheduled: ScheduledRequest, num_sampled: int) -> bool:
+        """Takes back rejected drafts and caches what is certain; whether a request without output is done with that."""
+        end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens
+        if scheduled.draft_token_ids:
+            num_rejected = len(scheduled.draft_token_ids) + 1 - num_sampled
             request.num_computed_tokens -= num_rejected
-            end = scheduled.num_computed_tokens + scheduled.num_scheduled_tokens - num_rejected
+            end -= num_rejected
+        if scheduled.num_scheduled_tokens > 1 or end % self._kv.block_size == 0:
             self._kv.cache_blocks(request, min(end, request.num_tokens))
-            if request.max_tokens == 0 and end == request.num_tokens:
-                reason = FinishReason.LENGTH
-        if not num_new and reason is None:
-            return None
-        return self._news(request, token_ids[:num_new], reason, first, result)
+        return request.max_tokens == 0 and end == request.num_tokens
 
     def _news(
         self,
@@ -119,8 +113,14 @@ def _append(request: Request, token_ids: Sequence[int]) -> tuple[int, FinishReas
     return len(token_ids), None
 
 
-def _count_error(scheduled: ScheduledRequest, num_tokens: int) -> str | None:
+def _find_error(
+    request: Request, scheduled: ScheduledRequest, num_tokens: int, result: ModelRunnerOutput
+) -> str | None:
+    """The runner's reason why the request cannot go on, or ours where it gave too few or too many tokens."""
+    if result.errors and request.request_id in result.errors:
+        return result.errors[request.request_id]
     most = 1 + len(scheduled.draft_token_ids) if scheduled.samples else 0
-    if min(most, 1) <= num_tokens <= most:
+    least = 1 if scheduled.samples else 0
+    if least <= num_tokens <= most:
         return None
-    return f"the runner gave {num_tokens} tokens where {min(most, 1)} to {most} were due; please report this as a bug"
+    return f"the runner gave {num_tokens} tokens where {least} to {most} were due; please report this as a bug"

@@ -45,24 +45,26 @@ class StepBuilder:
         draft_token_ids: Sequence[int] = (),
     ) -> None:
         """Schedules the next `num_tokens` tokens of a request, and then its drafts."""
-        num_drafts = len(draft_token_ids)
         start = request.num_computed_tokens
         end = start + num_tokens
-        samples = end == request.num_tokens + request.num_pending_tokens and request.max_tokens > 0
+        samples = end == len(request.all_token_ids) + request.num_pending_tokens and request.max_tokens > 0
+        num_drafts = len(draft_token_ids)
+        num_scheduled = num_tokens + num_drafts
         share = ScheduledRequest(
             request_id=request.request_id,
             num_computed_tokens=start,
-            num_scheduled_tokens=num_tokens + num_drafts,
+            num_scheduled_tokens=num_scheduled,
             new_block_ids=new_block_ids,
             draft_token_ids=draft_token_ids,
             samples=samples,
         )
         self._shares[request.request_id] = (request, share, request.num_restarts)
-        request.num_computed_tokens = end + num_drafts
+        request.num_computed_tokens = start + num_scheduled
         request.num_steps_in_flight += 1
-        request.num_drafts_in_flight += num_drafts
-        request.num_pending_tokens += 1 + num_drafts if samples else 0
-        self.budget -= num_tokens + num_drafts
+        if samples:
+            request.num_drafts_in_flight += num_drafts
+            request.num_pending_tokens += 1 + num_drafts
+        self.budget -= num_scheduled
 
     def remove(self, request: Request) -> None:
         """Undoes `add` for a request that lost its place; no effect where it has no share."""
@@ -72,8 +74,9 @@ class StepBuilder:
         share, num_drafts = found[1], len(found[1].draft_token_ids)
         request.num_computed_tokens = share.num_computed_tokens
         request.num_steps_in_flight -= 1
-        request.num_drafts_in_flight -= num_drafts
-        request.num_pending_tokens -= 1 + num_drafts if share.samples else 0
+        if share.samples:
+            request.num_drafts_in_flight -= num_drafts
+            request.num_pending_tokens -= 1 + num_drafts
         self.budget += share.num_scheduled_tokens
 
     def add_new(self, request: Request, block_ids: tuple[list[int], ...]) -> None:

@@ -65,9 +65,7 @@ class Record:
 class Simulation:
     """A scheduler with a runner. `depth` results are held back: 0 is synchronous scheduling."""
 
-    def __init__(
-        self, kv: KVCacheManager, *, depth: int = 0, drafter: Drafter | None = None, **config: Any
-    ) -> None:
+    def __init__(self, kv: KVCacheManager, *, depth: int = 0, drafter: Drafter | None = None, **config: Any) -> None:
         settings = {"max_num_seqs": 8, "max_num_batched_tokens": 32, "max_model_len": 512, **config}
         self.config = SchedulerConfig(**settings)
         self.kv = kv
