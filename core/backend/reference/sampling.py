@@ -51,7 +51,7 @@ def draw(scores: Tensor, seeds: Tensor, positions: Tensor, stream: int) -> Tenso
     """argmax of scores + Gumbel noise for each row, [R], int64; scores are logits up to a constant."""
     rows, ids = torch.where(scores > -torch.inf)
     noise = gumbel(seeds[rows], positions[rows].long(), ids, stream)
-    return scores.index_put((rows, ids), noise, accumulate=True).argmax(-1)
+    return scores.index_put((rows, ids), scores[rows, ids] + noise).argmax(-1)
 
 
 @composite("sample")
