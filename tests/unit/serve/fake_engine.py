@@ -84,6 +84,14 @@ class FakeTemplate:
         return [*ids, IM_START, *b"assistant\n"] if options.get("add_generation_prompt") else ids
 
 
+def _grow(so_far: dict[int, CompletionOutput], news: CompletionOutput) -> None:
+    known = so_far.setdefault(news.index, CompletionOutput(index=news.index))
+    known.text += news.text
+    known.token_ids += news.token_ids
+    known.logprobs = [*(known.logprobs or ()), *(news.logprobs or ())]
+    known.finish_reason, known.stop_reason = news.finish_reason, news.stop_reason
+
+
 Reply = Callable[[ProcessedRequest, int], Sequence[int]]
 
 
@@ -161,7 +169,7 @@ class FakeEngine:
             raise EngineDeadError(f"the engine is {self.state}: {self.reason}")
         if isinstance(self.error, QueueFullError):
             raise self.error
-        labels.pop("delta", None)
+        delta = labels.pop("delta", True)
         request = self._inputs.process(prompt, params, request_id=request_id, **labels)
         self.seen.append(request)
         finished = False
@@ -173,8 +181,13 @@ class FakeEngine:
             self.waiting -= 1
             waiting = False
             self.running += 1
+            so_far: dict[int, CompletionOutput] = {}
             async for output in self._run(request):
                 finished = output.finished
+                if not delta:
+                    for choice in output.outputs:
+                        _grow(so_far, choice)
+                    output.outputs = [so_far[index] for index in sorted(so_far)]
                 yield output
         finally:
             if waiting:
