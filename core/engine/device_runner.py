@@ -5,6 +5,7 @@ from __future__ import annotations
 from core import plugins
 from core.backend import Limits, OpenConfig
 from core.config import EngineConfig
+from core.engine.build import load_tokenizer
 from core.exec.build import build_runner
 from core.exec.model_runner import ModelRunner
 from core.loader.checkpoint import open_checkpoint
@@ -24,7 +25,15 @@ def make_runner(config: EngineConfig) -> ModelRunner:
     try:
         opened = plugins.open_device(config.device, _open_config(config))
         try:
-            return build_runner(config, checkpoint, opened.backend, opened.info, opened.device)
+            return build_runner(
+                config,
+                checkpoint,
+                opened.backend,
+                opened.info,
+                opened.device,
+                num_tokenizer_ids=load_tokenizer(config).vocab_size,
+                extra_models=plugins.list_models(),
+            )
         except BaseException:
             opened.backend.close()
             raise

@@ -31,7 +31,9 @@ def choose_block_size(cache: CacheConfig, backend: Backend) -> int:
     if cache.block_size is None:
         return sizes[0]
     if cache.block_size not in sizes:
-        raise ConfigError(f"--block-size {cache.block_size} does not fit the device; it takes {', '.join(map(str, sizes))}")
+        raise ConfigError(
+            f"--block-size {cache.block_size} does not fit the device; it takes {', '.join(map(str, sizes))}"
+        )
     return cache.block_size
 
 
@@ -65,7 +67,8 @@ def _common_layout(groups: KVCacheGroups, backend: Backend, block_size: int) -> 
     layouts = {layout.id: layout for group in groups.groups for layout in [backend.kv_layout(group.spec, block_size)]}
     if len(layouts) != 1:
         raise UnsupportedError(
-            "kv_cache", f"its layers need different block layouts ({', '.join(sorted(layouts))}), which cannot share a pool"
+            "kv_cache",
+            f"its layers need different block layouts ({', '.join(sorted(layouts))}), which cannot share a pool",
         )
     return next(iter(layouts.values()))
 

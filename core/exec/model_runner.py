@@ -157,6 +157,7 @@ class ModelRunner:
         self._thread.join()
         self._backend.close()
 
+    @torch.inference_mode()
     def finalize(self, step: _StepResult) -> ModelRunnerOutput:
         """Waits for a step's tensors and writes its tokens down in the mirror; a second call gives the same output."""
         step.pending.wait()
