@@ -24,7 +24,7 @@ __all__ = ["cache_home", "pull", "resolve_model"]
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _TRANSPORT_ERROR: type[BaseException] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
 # The hub's client has changed its HTTP library before; its own error names the base class of the one in use.
-_HUB_NAME = re.compile(r"([\w.-]+/[\w.-]+)(?:/([\w./-]+\.gguf))?")
+_HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?:/([\w./-]+\.gguf))?")
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
 
@@ -45,7 +45,7 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         ModelLoadError: It was pulled and is damaged.
     """
     path = Path(name).expanduser()
-    if path.exists():
+    if name and path.exists():
         return path
     if (model := PACKAGE_MODELS.get(name.lower())) is not None:
         _refuse_revision(model, revision)

@@ -10,7 +10,7 @@ from torch import Tensor
 from core.backend.schemes import SCHEMES, raw
 from core.backend.weights import WeightSource
 from core.errors import ModelLoadError
-from core.layers.weights import WeightSlice
+from core.layers import WeightSlice
 from core.loader.quantized import QuantizedTensor
 from core.loader.tensor_info import Checkpoint
 

@@ -118,7 +118,7 @@ def test_tensor_of_the_index_that_is_not_in_its_shard_is_named(folder_of, shards
 def test_tensor_in_two_shards_is_named(folder_of, shards):
     folder = folder_of(shards)
     shutil.copy(folder / "model-00001-of-00003.safetensors", folder / "model-00002-of-00003.safetensors")
-    with pytest.raises(ModelLoadError, match="is in model-00001-of-00003.safetensors and in model-00002"):
+    with pytest.raises(ModelLoadError, match=r"is in model-00001-of-00003\.safetensors and in model-00002"):
         open_checkpoint(folder)
 
 
