@@ -16,6 +16,7 @@ from core.backend import (
     GroupSpec,
     KVLayout,
     Lens,
+    MemoryInfo,
     OpenConfig,
     Pending,
     Plan,
@@ -30,13 +31,14 @@ __all__ = ["SimBackend"]
 
 _DTYPES = frozenset({DType.BFLOAT16, DType.FLOAT32})
 _MAX_HEAD_DIM = 256
+_MEMORY_BYTES = 2**29
 
 
 class SimBackend(Backend):
     """A chip that exists only here. Everything is exact, late and unforgiving."""
 
     def probe(self) -> list[DeviceInfo]:
-        return [DeviceInfo(index=0, arch="sim-1", memory_bytes=2**33, sdk="sim 1.0", name="Simulated accelerator")]
+        return [DeviceInfo(index=0, arch="sim-1", memory_bytes=_MEMORY_BYTES, sdk="sim 1.0", name="Simulated accelerator")]
 
     def open(self, index: int, config: OpenConfig) -> None:
         self.device = torch.device("cpu")
@@ -65,6 +67,10 @@ class SimBackend(Backend):
             return kernel(args)
 
         return launch
+
+    def memory(self) -> MemoryInfo:
+        """A small memory, since all of what it hands out is written with NaN."""
+        return MemoryInfo(free=_MEMORY_BYTES, total=_MEMORY_BYTES, reserved=0, peak=0)
 
     def arena(self, tag: str, reserve_bytes: int) -> Arena:
         """Memory as the chip hands it out: every float in it is NaN."""
