@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 import pytest
 from fake_engine import FakeEngine, says
@@ -77,3 +79,10 @@ def test_histogram_buckets_are_cumulative_and_bounds_belong_to_their_bucket() ->
         histogram.observe(value)
     assert histogram.buckets() == [("1.0", 2), ("2.0", 4), ("+Inf", 5)]
     assert histogram.sum == pytest.approx(14.0)
+
+
+async def test_every_metric_is_documented(client: httpx.AsyncClient) -> None:
+    text = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+    for family in text_string_to_metric_families((await client.get("/metrics")).text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        assert f"`{name}`" in text, name
