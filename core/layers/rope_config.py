@@ -94,7 +94,9 @@ class RopeConfig:
         return self.rope_type == "dynamic" or (self.rope_type == "longrope" and self.short_factor != self.long_factor)
 
 
-def parse_rope(config: Mapping[str, Any], head_dim: int, *, layer_type: str = "", theta: float = 10000.0) -> RopeConfig:
+def parse_rope(
+    config: Mapping[str, Any], head_dim: int, *, layer_type: str = "", theta: float = 10000.0, partial: bool = False
+) -> RopeConfig:
     """Rotary settings of a config.json.
 
     Args:
@@ -102,6 +104,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, layer_type: str = ""
         head_dim: Elements of a head.
         layer_type: Key of `rope_parameters` where it has one set for each kind of layer.
         theta: Base where the configuration names none.
+        partial: Whether the architecture can rotate a part of each head (`partial_rotary_factor`).
 
     Raises:
         ModelLoadError: A kind that is not computed, or a setting that is missing or impossible.
@@ -117,8 +120,7 @@ def parse_rope(config: Mapping[str, Any], head_dim: int, *, layer_type: str = ""
     _check_present(rope_type, given)
     found = _known(given)
     found["theta"] = float(given.get("rope_theta") or config.get("rope_theta") or theta)
-    partial = given.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    found["rotary_dim"] = int(head_dim * partial)
+    found["rotary_dim"] = _rotary_dim(config, given, head_dim, partial)
     found["max_position"] = int(config.get("max_position_embeddings") or 2048)
     found["original_max_position"] = _original_length(config, given, rope_type)
     return _checked(RopeConfig(rope_type=rope_type, **found))
@@ -128,6 +130,16 @@ def _parameters(config: Mapping[str, Any], layer_type: str) -> Mapping[str, Any]
     given = config.get("rope_parameters") or config.get("rope_scaling") or {}
     nested = given.get(layer_type) if layer_type else None
     return nested if isinstance(nested, Mapping) else given
+
+
+def _rotary_dim(config: Mapping[str, Any], given: Mapping[str, Any], head_dim: int, partial: bool) -> int:
+    share = given.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if share != 1.0 and not partial:
+        raise ModelLoadError(
+            f"config.json: partial_rotary_factor {share} for an architecture that rotates whole heads; "
+            "correct it or use another model"
+        )
+    return int(head_dim * share)
 
 
 def _check_present(rope_type: str, given: Mapping[str, Any]) -> None:

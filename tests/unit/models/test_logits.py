@@ -23,10 +23,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-biases": ("LlamaForCausalLM", {"attention_bias": True, "mlp_bias": True}),
     "llama-wide-heads": ("LlamaForCausalLM", {"head_dim": 40, "num_key_value_heads": 1}),
     "llama-no-grouping": ("LlamaForCausalLM", {"num_key_value_heads": 4}),
-    "llama-partial-rope": (
-        "LlamaForCausalLM",
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}},
-    ),
     "llama-llama3": (
         "LlamaForCausalLM",
         {
@@ -111,7 +107,7 @@ def test_whole_prompt(case: Case) -> None:
     assert float(case.expected(TOKENS).std()) > 0.3, "logits that are all alike prove nothing"
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 4, 7, 16])
+@pytest.mark.parametrize("chunk", [1, 4, 7])
 def test_chunks_of_a_prompt(case: Case, chunk: int) -> None:
     chunks = [chunk] * (LENGTH // chunk) + [LENGTH % chunk] * (LENGTH % chunk > 0)
     assert error(case.rig().run(TOKENS, chunks), case.expected(TOKENS)) < TOLERANCE
