@@ -79,7 +79,9 @@ def test_strided_inputs_are_read_by_their_strides() -> None:
     assert torch.equal(cache[0].flatten(0, 1)[5:8], key) and torch.equal(cache[1].flatten(0, 1)[5:8], value)
 
 
-@pytest.mark.parametrize("kv_dtype", [DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8, DType.BFLOAT16, DType.FLOAT16])
+@pytest.mark.parametrize(
+    "kv_dtype", [DType.FLOAT8_E4M3FN, DType.FLOAT8_E5M2, DType.INT8, DType.BFLOAT16, DType.FLOAT16]
+)
 def test_scales_divide_before_one_rounding(kv_dtype: DType) -> None:
     cache = empty_cache(kv_dtype)
     key, value = torch.randn(2, HEADS, DIM) * 3, torch.randn(2, HEADS, V_DIM) * 3
