@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, SupportsIndex
 
-__all__ = ["ASSISTANT", "FOREIGN", "TEMPLATE", "OwnedText", "join_text", "mask_of"]
+__all__ = ["ASSISTANT", "FOREIGN", "TEMPLATE", "OwnedMarkup", "OwnedText", "join_text", "mask_of"]
 
 FOREIGN = b"\0"
 """Written by a user, a tool, or nobody knows whom."""
@@ -63,13 +63,13 @@ class OwnedText(str):
         return self
 
     def __add__(self, other: str) -> OwnedText:
-        if not isinstance(other, str):
-            return NotImplemented
+        if not isinstance(other, str) or hasattr(other, "__html__"):
+            return NotImplemented  # markup of the `safe` filter escapes what it is added to, as templates expect
         return OwnedText(str.__add__(self, other), self.mask + mask_of(other))
 
     def __radd__(self, other: str) -> OwnedText:
-        if not isinstance(other, str):
-            return NotImplemented
+        if not isinstance(other, str) or hasattr(other, "__html__"):
+            return NotImplemented  # markup of the `safe` filter escapes what it is added to, as templates expect
         return OwnedText(str.__add__(other, self), mask_of(other) + self.mask)
 
     def __mul__(self, count: SupportsIndex) -> OwnedText:
@@ -79,9 +79,7 @@ class OwnedText(str):
 
     def __getitem__(self, key: SupportsIndex | slice) -> OwnedText:
         text = str.__getitem__(self, key)
-        if isinstance(key, slice):
-            return OwnedText(text, self.mask[key])
-        return OwnedText(text, bytes([self.mask[key]]))
+        return type(self)(text, self.mask[key] if isinstance(key, slice) else bytes([self.mask[key]]))
 
     def __mod__(self, values: Any) -> str:
         return format_text(self, values)
@@ -155,6 +153,38 @@ class OwnedText(str):
             out.append(self[position : position + len(part)])
             position += len(part)
         return out
+
+
+class OwnedMarkup(OwnedText):
+    """Text that the `safe` filter marked as HTML: what is added to it is escaped, as templates expect of Jinja."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return self
+
+    def __add__(self, other: str) -> OwnedText:
+        if not isinstance(other, str):
+            return NotImplemented
+        other = _escaped(other)
+        return OwnedMarkup(str.__add__(self, other), self.mask + mask_of(other))
+
+    def __radd__(self, other: str) -> OwnedText:
+        if not isinstance(other, str):
+            return NotImplemented
+        other = _escaped(other)
+        return OwnedMarkup(str.__add__(other, self), mask_of(other) + self.mask)
+
+
+_ESCAPES = {"&": "&amp;", ">": "&gt;", "<": "&lt;", "'": "&#39;", '"': "&#34;"}
+
+
+def _escaped(text: str) -> str:
+    if hasattr(text, "__html__"):
+        return text
+    mask = mask_of(text)
+    parts = [_ESCAPES.get(char, char) for char in str.__str__(text)]
+    return OwnedText("".join(parts), b"".join(mask[i : i + 1] * len(part) for i, part in enumerate(parts)))
 
 
 def format_text(pattern: OwnedText, values: Any) -> str:

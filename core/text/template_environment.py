@@ -21,7 +21,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from core.text.owned_text import ASSISTANT, OwnedText, join_text
+from core.text.owned_text import ASSISTANT, OwnedMarkup, OwnedText, join_text, mask_of
 
 __all__ = ["KNOWN_ROLES", "TemplateEnvironment", "render_owned"]
 
@@ -110,7 +110,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         self._literals: dict[str, OwnedText] = {}
-        self.filters.update(tojson=_tojson, join=_join, replace=_replace, indent=_indent, safe=_unchanged)
+        self.filters.update(tojson=_tojson, join=_join, replace=_replace, indent=_indent, safe=_safe)
         self.globals.update(
             raise_exception=_raise_exception, strftime_now=_strftime_now, namespace=_PublicNamespace, dict=_make_dict
         )
@@ -160,8 +160,9 @@ def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = 
     return join_text(shown, "\n")
 
 
-def _unchanged(value: Any) -> Any:
-    return value
+def _safe(value: Any) -> OwnedMarkup:
+    text = value if isinstance(value, str) else str(value)
+    return OwnedMarkup(text, mask_of(text))
 
 
 def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
