@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ class GgufCheckpoint(Checkpoint):
         shapes = {name: tensor.shape for name, (_, tensor) in self._placed.items()}
         self._names = {hf_name(meta.architecture, name): name for name in shapes if name not in ROPE_TENSORS}
         infos = {name: _info(self._placed[raw][1]) for name, raw in self._names.items()}
-        super().__init__(path, hf_config(meta, shapes, factors), hf_generation_config(meta), infos)
+        config = hf_config(meta, shapes, factors) | {"dtype": _activation_dtype(infos.values())}
+        super().__init__(path, config, hf_generation_config(meta), infos)
         self._check_rows()
 
     def load(self, name: str) -> Tensor:
@@ -123,6 +124,13 @@ def _place_tensors(files: Sequence[GgufFile]) -> dict[str, tuple[GgufFile, GgufT
                 )
             placed[name] = (file, tensor)
     return placed
+
+
+def _activation_dtype(infos: Collection[TensorInfo]) -> str:
+    """The type to compute in: that of the dense matrices, bfloat16 where they are quantized or of several types."""
+    dense = {info.dtype for info in infos if len(info.shape) > 1 and info.scheme == "none"}
+    quantized = any(info.scheme != "none" for info in infos)
+    return "bfloat16" if quantized or len(dense) != 1 else dense.pop()
 
 
 def _info(tensor: GgufTensor) -> TensorInfo:
