@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from core.config import EngineConfig
 from core.plugins import BackendListing, list_backends
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from core.engine.doctor import DoctorReport
 
 __all__ = ["show_backends", "show_doctor"]
 
@@ -60,8 +63,43 @@ def _rows(listing: BackendListing) -> list[tuple[str, ...]]:
 
 
 def show_doctor(model: str, device: str, *, as_json: bool) -> None:
-    """Writes how each operation of the model resolves on the device."""
-    raise NotImplementedError
+    """Writes how each operation of the model resolves on the device.
+
+    Raises:
+        typer.Exit: with code 2, after the table, where the device refuses an operation.
+    """
+    import typer
+
+    from core.engine.doctor import report
+
+    found = report(EngineConfig(model=model, device=device))
+    if as_json:
+        _write_json(found.to_json())
+    else:
+        _print_doctor(found)
+    if not found.usable:
+        raise typer.Exit(2)
+
+
+def _print_doctor(found: DoctorReport) -> None:
+    sys.stdout.write(
+        f"{found.model} ({found.architecture}) on {found.backend} ({found.arch}, {found.package}), {found.dtype}\n"
+    )
+    operations = _table("operation", "kind", "uses", "why not NATIVE", "static parameters")
+    for row in found.operations:
+        name = f"  {row.operation}" if row.part_of else row.operation
+        operations.add_row(name, row.kind, str(row.uses), row.reason, row.spec.partition("(")[2].removesuffix(")"))
+    _print(operations)
+    weights = _table("weights", "stored as", "kept as", "why they differ")
+    for weight in found.weights:
+        weights.add_row(str(weight.count), _dense(weight.stored), _dense(weight.kept), weight.reason)
+    _print(weights)
+    verdict = "every operation can be done" if found.usable else "the device refuses what is marked NO"
+    sys.stdout.write(f"{verdict}; table {found.table_hash}\n")
+
+
+def _dense(scheme: str) -> str:
+    return "dense" if scheme == "none" else scheme
 
 
 def _write_json(value: Any) -> None:

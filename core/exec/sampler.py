@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,15 @@ from core.outputs import PositionLogprobs
 from core.sampling_params import SamplingParams
 from core.spec import DType
 
-__all__ = ["SampledRows", "Sampler", "SamplingRow", "needs_known_tokens", "position_logprobs"]
+__all__ = [
+    "SampledRows",
+    "Sampler",
+    "SamplingRow",
+    "needs_known_tokens",
+    "position_logprobs",
+    "sample_ops",
+    "top_logprobs",
+]
 
 _NO_CANDIDATE = "every token is masked (allowed_token_ids, bad_words, logit_bias or min_tokens); relax them"
 
@@ -30,6 +38,12 @@ def needs_known_tokens(params: SamplingParams) -> bool:
         or params.frequency_penalty
         or params.bad_words_token_ids
     )
+
+
+def sample_ops(vocab_size: int, determinism: Determinism) -> tuple[SampleOp, SampleOp]:
+    """The operations of a Sampler: one for rows that keep all candidates, one for rows that filter them."""
+    plain = SampleOp(dtype=DType.FLOAT32, vocab_size=vocab_size, determinism=determinism)
+    return plain, replace(plain, features=frozenset({"top_k", "top_p", "min_p"}))
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,11 +88,7 @@ class Sampler:
     """
 
     def __init__(self, binder: Binder, vocab_size: int, device: torch.device, determinism: Determinism) -> None:
-        features = frozenset({"top_k", "top_p", "min_p"})
-        self._plain = binder.bind(SampleOp(dtype=DType.FLOAT32, vocab_size=vocab_size, determinism=determinism))
-        self._filtered = binder.bind(
-            SampleOp(dtype=DType.FLOAT32, vocab_size=vocab_size, features=features, determinism=determinism)
-        )
+        self._plain, self._filtered = map(binder.bind, sample_ops(vocab_size, determinism))
         self._vocab_size = vocab_size
         self._device = device
 

@@ -1,0 +1,143 @@
+"""How a model would run on a device, operation by operation: no weight is read and no device is taken."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from core import plugins
+from core.backend import Kind
+from core.backend.negotiate import Binder, Resolved
+from core.config import EngineConfig
+from core.errors import BackendUnavailableError
+from core.exec.build import build_context
+from core.exec.sampler import sample_ops
+from core.layers import BuildContext
+from core.loader.checkpoint import open_checkpoint
+from core.loader.hub import resolve_model
+from core.models.registry import build_model
+
+__all__ = ["DoctorReport", "OperationRow", "WeightRow", "report"]
+
+_ANY_BLOCK_SIZE = 128
+"""Whether a cache's layout is private does not depend on the block size; the real one is known after `open`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OperationRow:
+    """One operation of the model.
+
+    Args:
+        operation: Name.
+        spec: Name and static parameters, in one line.
+        kind: NATIVE, COMPOSITE or NO.
+        reason: Why not NATIVE.
+        uses: How often the model binds it.
+        part_of: The coarse operation that it is a part of; empty for those that the model itself asks for.
+    """
+
+    operation: str
+    spec: str
+    kind: str
+    reason: str
+    uses: int
+    part_of: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightRow:
+    """Weights that are stored alike and kept alike.
+
+    Args:
+        stored: Scheme in the checkpoint.
+        kept: Scheme on the device; "none" is dense.
+        count: How many.
+        reason: Why they differ; empty where they do not.
+    """
+
+    stored: str
+    kept: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DoctorReport:
+    """Everything that `core doctor` prints.
+
+    Args:
+        table_hash: Hash of the operation table; part of every conformance record.
+        usable: Whether no operation is refused.
+    """
+
+    model: str
+    architecture: str
+    backend: str
+    package: str
+    arch: str
+    dtype: str
+    operations: tuple[OperationRow, ...]
+    weights: tuple[WeightRow, ...]
+    table_hash: str
+    usable: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON values."""
+        return asdict(self)
+
+
+def report(config: EngineConfig) -> DoctorReport:
+    """Resolves every operation of a model on a device.
+
+    Raises:
+        ModelNotFoundError, ModelLoadError: the model's files cannot be used.
+        BackendNotFoundError, BackendUnavailableError: there is no such device.
+    """
+    listing, index = plugins.choose_device(config.device)
+    assert listing.info is not None
+    backend = plugins.load_backend(listing.info)
+    devices = backend.probe()
+    if index >= len(devices):
+        raise BackendUnavailableError(
+            f"backend {listing.name!r} ({listing.package}) finds {len(devices)} device(s), number {index} was asked "
+            f"for; {listing.info.remedy or 'check driver and SDK'}"
+        )
+    with open_checkpoint(resolve_model(config.model, config.revision)) as checkpoint:
+        binder = Binder(backend, listing.info, devices[index], block_size=config.cache.block_size or _ANY_BLOCK_SIZE)
+        ctx = build_context(config, binder, checkpoint, dry=True)
+        model = build_model(checkpoint.config, ctx, plugins.list_models())
+        _resolve_sampler(ctx, model.spec.vocab_size)
+        choices = Counter((choice.stored, choice.scheme, choice.reason) for choice in model.weight_schemes())
+        return DoctorReport(
+            model=config.model,
+            architecture=model.spec.architecture,
+            backend=f"{listing.name}:{index}",
+            package=listing.package,
+            arch=devices[index].arch,
+            dtype=ctx.dtype.value,
+            operations=tuple(row for entry in binder.table.rows() for row in _rows(*entry)),
+            weights=tuple(
+                WeightRow(stored=stored, kept=kept, count=count, reason=reason)
+                for (stored, kept, reason), count in choices.items()
+            ),
+            table_hash=binder.table.hash,
+            usable=not binder.table.refused(),
+        )
+
+
+def _resolve_sampler(ctx: BuildContext, vocab_size: int) -> None:
+    for op in sample_ops(vocab_size, ctx.determinism):
+        ctx.bind(op)
+
+
+def _rows(row: Resolved, uses: int, part_of: str = "") -> list[OperationRow]:
+    own = OperationRow(
+        operation=row.op.name,
+        spec=row.op.describe(),
+        kind=row.kind.value,
+        reason="" if row.kind is Kind.NATIVE else row.reason,
+        uses=uses,
+        part_of=part_of,
+    )
+    return [own] + [part for child in row.parts for part in _rows(child, uses, row.op.name)]
