@@ -177,11 +177,12 @@ class ChatTemplate:
         """Added tokens that are no control tokens, and of which the template makes use ("<think>", "[INST]")."""
         markup = self._markup.get(source)
         if markup is None:
-            added = self.tokenizer.added_tokens.items()
+            # Opening and closing forms go together: a template may mention one of them only.
+            mentioned = source.replace("/", "")
             markup = frozenset(
                 token_id
-                for token_id, token in added
-                if _MARKUP_SHAPE.fullmatch(token.content) and token.content in source
+                for token_id, token in self.tokenizer.added_tokens.items()
+                if _MARKUP_SHAPE.fullmatch(token.content) and token.content.replace("/", "") in mentioned
             )
             self._markup[source] = markup
         return markup

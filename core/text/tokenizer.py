@@ -29,6 +29,7 @@ class TokenizerInfo:
         add_bos: Whether BOS is put before raw prompts; None leaves it to the tokenizer's post-processor.
         add_eos: Whether EOS is put after raw prompts; None leaves it to the tokenizer's post-processor.
         chat_template: One template, several by name, or None.
+        vocab_size: One above the highest token id; 0 asks the vocabulary, which is slow for a large one.
         source: Where it came from, for messages.
     """
 
@@ -37,6 +38,7 @@ class TokenizerInfo:
     add_bos: bool | None = None
     add_eos: bool | None = None
     chat_template: str | dict[str, str] | None = None
+    vocab_size: int = 0
     source: str = ""
 
 
@@ -102,7 +104,10 @@ class Tokenizer:
     @cached_property
     def vocab_size(self) -> int:
         """One above the highest token id."""
-        return max(self._backend.get_vocab_size(with_added_tokens=True), max(self._added, default=-1) + 1)
+        if self.info.vocab_size:
+            return self.info.vocab_size
+        # Not the number of entries: a vocabulary may leave ids empty.
+        return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
     def bos_token_id(self) -> int | None:

@@ -170,6 +170,7 @@ def read_gguf(path: Path) -> Source:
         add_bos=gguf_adds_bos(metadata),
         add_eos=bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
         chat_template=_gguf_template(metadata),
+        vocab_size=len(tokens),
         source=str(path),
     )
     return backend, info
