@@ -18,8 +18,8 @@ from core.backend.ops.coarse import (
     ReduceNormOp,
 )
 from core.backend.ops.dense import Act, RmsNormArgs, RmsNormOp, RopeArgs, RopeOp
-from core.backend.ops.spec import Determinism, OpSpec
-from core.backend.reference.precision import wide
+from core.backend.ops.spec import OpSpec
+from core.backend.reference.precision import row_by_row, wide
 from core.backend.reference.registry import composite, decomposition
 from core.backend.schemes import quantize_rows
 
@@ -156,18 +156,15 @@ def make_mla_prolog(
         turned, key = rope(RopeArgs(query=turned, key=key[:, None], positions=args.positions, cos_sin=args.cos_sin))
         stored = torch.cat((latent[:, None], key), dim=-1)
         write(KvWriteArgs(key=stored, value=None, cache=args.cache, plan=args.plan))
-        by_row = op.determinism >= Determinism.D2
-        return absorb(nope.to(wide(op)), args.k_up.dense().to(wide(op)), by_row).to(nope.dtype), turned
+        up = args.k_up.dense().to(wide(op))
+        return row_by_row(op, lambda rows: absorb(rows, up), nope.to(wide(op))).to(nope.dtype), turned
 
     return mla_prolog
 
 
-def absorb(nope: Tensor, k_up: Tensor, by_row: bool) -> Tensor:
+def absorb(nope: Tensor, k_up: Tensor) -> Tensor:
     """[T, heads, latent_dim] of queries [T, heads, nope_dim] and up-projections [heads, latent_dim, nope_dim]."""
-    if not by_row:
-        return torch.bmm(nope.transpose(0, 1), k_up.transpose(1, 2)).transpose(0, 1)
-    rows = [torch.bmm(row.clone().transpose(0, 1), k_up.transpose(1, 2)).transpose(0, 1) for row in nope.split(1)]
-    return torch.cat(rows) if rows else nope.new_zeros(0, *k_up.shape[:2])
+    return torch.bmm(nope.transpose(0, 1), k_up.transpose(1, 2)).transpose(0, 1)
 
 
 def _norm(op: OpSpec, dim: int, eps: float, offset: float, features: frozenset[str] = frozenset()) -> RmsNormOp:

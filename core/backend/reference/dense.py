@@ -23,8 +23,8 @@ from core.backend.ops.dense import (
     RopeArgs,
     RopeOp,
 )
-from core.backend.ops.spec import Determinism
-from core.backend.reference.precision import wide
+from core.backend.ops.spec import OpSpec
+from core.backend.reference.precision import row_by_row, wide
 from core.backend.reference.registry import composite
 from core.backend.schemes import dense_rows, int8_row
 from core.backend.weights import Packed, Quantized
@@ -62,13 +62,12 @@ def make_embed(op: EmbedOp) -> Callable[[EmbedArgs], Tensor]:
 def make_linear(op: LinearOp) -> Callable[[LinearArgs], Tensor]:
     """x @ weight.T + bias; int8 weights multiply activations that are quantized row by row."""
     acc, out_dtype = wide(op), torch_dtype(op.out_dtype)
-    by_row = op.determinism >= Determinism.D2
 
     def linear(args: LinearArgs) -> Tensor:
         if op.scheme == "int8":
             y = int8_product(args.x, args.weight, acc)
         else:
-            y = product(plain(args.x, acc), args.weight.dense().to(acc), by_row)
+            y = product(op, plain(args.x, acc), args.weight.dense().to(acc))
         if args.bias is not None:
             y = y + args.bias.to(acc)
         return y.to(out_dtype)
@@ -76,12 +75,9 @@ def make_linear(op: LinearOp) -> Callable[[LinearArgs], Tensor]:
     return linear
 
 
-def product(x: Tensor, weight: Tensor, by_row: bool) -> Tensor:
-    """x @ weight.T. Row by row, a row's bits do not depend on the others (a library picks kernels by shape)."""
-    if not by_row:
-        return F.linear(x, weight)
-    rows = [F.linear(row.clone(), weight) for row in x.split(1)]
-    return torch.cat(rows) if rows else x.new_zeros(0, weight.shape[0])
+def product(op: OpSpec, x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T."""
+    return row_by_row(op, lambda rows: F.linear(rows, weight), x)
 
 
 def int8_product(x: Act, weight: Packed, acc: torch.dtype) -> Tensor:
@@ -112,7 +108,8 @@ def rms_norm(op: RmsNormOp, x: Tensor, weight: Tensor) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * (offset + weight) over the last dim, rounded once."""
     acc = wide(op)
     values = x.to(acc)
-    normed = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + op.eps)
+    mean = row_by_row(op, lambda rows: rows.square().mean(-1, keepdim=True), values)
+    normed = values * torch.rsqrt(mean + op.eps)
     return (normed * (weight.to(acc) + op.weight_offset)).to(torch_dtype(op.dtype))
 
 
@@ -129,7 +126,8 @@ def make_act_mul(op: ActMulOp) -> Callable[[ActMulArgs], Tensor]:
 
     def act_mul(args: ActMulArgs) -> Tensor:
         x = args.x.to(wide(op))
-        return (activate(x[..., : op.size], op.activation) * x[..., op.size :]).to(torch_dtype(op.dtype))
+        gate = row_by_row(op, lambda rows: activate(rows, op.activation), x[:, : op.size])
+        return (gate * x[:, op.size :]).to(torch_dtype(op.dtype))
 
     return act_mul
 

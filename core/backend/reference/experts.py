@@ -20,9 +20,8 @@ from core.backend.ops.experts import (
     RouteArgs,
     RouteOp,
 )
-from core.backend.ops.spec import Determinism
 from core.backend.reference.dense import activate, int8_product, plain, product
-from core.backend.reference.precision import wide
+from core.backend.reference.precision import row_by_row, wide
 from core.backend.reference.registry import composite
 from core.backend.weights import Packed, Quantized
 
@@ -39,8 +38,7 @@ def make_route(op: RouteOp) -> Callable[[RouteArgs], tuple[Tensor, Tensor]]:
     """Weights and ids of each token's experts."""
 
     def route(args: RouteArgs) -> tuple[Tensor, Tensor]:
-        logits = args.router_logits.to(wide(op))
-        scores = logits.softmax(-1) if op.scoring == "softmax" else logits.sigmoid()
+        scores = row_by_row(op, lambda rows: _scores(op, rows), args.router_logits.to(wide(op)))
         choice = scores if args.bias is None else scores + args.bias.to(scores.dtype)
         ids = largest(_within_groups(op, choice), op.top_k)
         weights = scores.gather(-1, ids)
@@ -49,6 +47,10 @@ def make_route(op: RouteOp) -> Callable[[RouteArgs], tuple[Tensor, Tensor]]:
         return (weights * op.scaling).to(torch.float32), ids.to(torch.int32)
 
     return route
+
+
+def _scores(op: RouteOp, logits: Tensor) -> Tensor:
+    return logits.softmax(-1) if op.scoring == "softmax" else logits.sigmoid()
 
 
 def _within_groups(op: RouteOp, choice: Tensor) -> Tensor:
@@ -84,7 +86,8 @@ def _expert(op: ExpertsOp, args: ExpertsArgs, expert: int, rows: Tensor) -> Tens
     else:
         x = args.x[rows]
     both = _project(op, x, one_expert(args.gate_up, expert))
-    hidden = activate(both[:, : op.intermediate_size], op.activation) * both[:, op.intermediate_size :]
+    gate = row_by_row(op, lambda part: activate(part, op.activation), both[:, : op.intermediate_size])
+    hidden = gate * both[:, op.intermediate_size :]
     return _project(op, hidden, one_expert(args.down, expert))
 
 
@@ -92,7 +95,7 @@ def _project(op: ExpertsOp, x: Act, weight: Packed) -> Tensor:
     acc = wide(op)
     if op.scheme == "int8":
         return int8_product(x, weight, acc)
-    return product(plain(x, acc), weight.dense().to(acc), op.determinism >= Determinism.D2)
+    return product(op, plain(x, acc), weight.dense().to(acc))
 
 
 def one_expert(weight: Packed, expert: int) -> Packed:

@@ -23,10 +23,9 @@ from core.backend.ops.family import (
     SsdArgs,
     SsdOp,
 )
-from core.backend.ops.spec import Determinism
 from core.backend.reference.cache import Span, owned_keys, softmax_mix, spans, split_for
 from core.backend.reference.experts import largest
-from core.backend.reference.precision import wide
+from core.backend.reference.precision import alone, row_by_row, wide
 from core.backend.reference.registry import composite
 from core.backend.reference.states import lanes, load_states, run_recurrence, store_states
 
@@ -114,15 +113,25 @@ def make_conv1d(op: Conv1dOp) -> Callable[[Conv1dArgs], Tensor]:
         for lane in lanes(args.plan):
             tokens = slice(lane.start, lane.start + lane.num_tokens)
             inputs = torch.cat((load_states(plane, [lane], out.dtype)[0], args.x[tokens].to(out.dtype)))
-            out[tokens] = (inputs.unfold(0, op.width, 1) * weight).sum(-1)
+            out[tokens] = _weighted(inputs, weight)
             for token in range(lane.num_tokens):
                 if lane.targets(token):
                     store_states(plane, inputs[None, token + 1 : token + op.width], [lane], token)
         if args.bias is not None:
             out += args.bias.to(out.dtype)
-        return (F.silu(out) if op.activation == "silu" else out).to(torch_dtype(op.dtype))
+        return (row_by_row(op, F.silu, out) if op.activation == "silu" else out).to(torch_dtype(op.dtype))
 
     return conv1d
+
+
+def _weighted(inputs: Tensor, weight: Tensor) -> Tensor:
+    """[n, channels] of inputs [width - 1 + n, channels]: tap after tap, in this order for every token."""
+    width = weight.shape[1]
+    count = len(inputs) - width + 1
+    total = inputs[:count] * weight[:, 0]
+    for tap in range(1, width):
+        total += inputs[tap : tap + count] * weight[:, tap]
+    return total
 
 
 @composite("gated_delta")
@@ -132,7 +141,7 @@ def make_gated_delta(op: GatedDeltaOp) -> Callable[[GatedDeltaArgs], Tensor]:
     def gated_delta(args: GatedDeltaArgs) -> Tensor:
         query, key = _delta_heads(op, args.query) * op.scale, _delta_heads(op, args.key)
         value = args.value.to(query.dtype)
-        decay, beta = args.gate.to(query.dtype).exp(), args.beta.to(query.dtype)
+        decay, beta = row_by_row(op, torch.exp, args.gate.to(query.dtype)), args.beta.to(query.dtype)
 
         def step(state: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
             state = decay[t, :, None, None] * state
@@ -141,7 +150,7 @@ def make_gated_delta(op: GatedDeltaOp) -> Callable[[GatedDeltaArgs], Tensor]:
             return state, torch.matmul(query[t][:, :, None], state).squeeze(2)
 
         out = torch.zeros_like(value)
-        run_recurrence(args.plan, args.cache[0], out, step, op.determinism >= Determinism.D2)
+        run_recurrence(args.plan, args.cache[0], out, step, alone(op))
         return out.to(torch_dtype(op.dtype))
 
     return gated_delta
@@ -151,7 +160,7 @@ def _delta_heads(op: GatedDeltaOp, x: Tensor) -> Tensor:
     """[T, num_v_heads, k_dim]: each key head for its value heads, of length one where asked for."""
     x = x.to(wide(op))
     if op.qk_l2norm:
-        x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+        x = x * torch.rsqrt(row_by_row(op, lambda rows: rows.square().sum(-1, keepdim=True), x) + 1e-6)
     return x.repeat_interleave(op.num_v_heads // op.num_k_heads, dim=1)
 
 
@@ -163,8 +172,8 @@ def make_ssd(op: SsdOp) -> Callable[[SsdArgs], Tensor]:
     def ssd(args: SsdArgs) -> Tensor:
         x = args.x.to(acc)
         b, c = (part.to(acc).repeat_interleave(per_group, dim=1) for part in (args.b, args.c))
-        size = F.softplus(args.dt.to(acc) + args.dt_bias.to(acc)).clamp(op.dt_min, op.dt_max)
-        decay = (size * args.a.to(acc)).exp()
+        size = row_by_row(op, F.softplus, args.dt.to(acc) + args.dt_bias.to(acc)).clamp(op.dt_min, op.dt_max)
+        decay = row_by_row(op, torch.exp, size * args.a.to(acc))
 
         def step(state: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
             added = (size[t, :, None] * x[t])[..., None] * b[t][:, :, None]
@@ -172,7 +181,7 @@ def make_ssd(op: SsdOp) -> Callable[[SsdArgs], Tensor]:
             return state, torch.matmul(state, c[t][..., None]).squeeze(-1)
 
         out = torch.zeros_like(x)
-        run_recurrence(args.plan, args.cache[0], out, step, op.determinism >= Determinism.D2)
+        run_recurrence(args.plan, args.cache[0], out, step, alone(op))
         return (out + args.d.to(acc)[:, None] * x).to(torch_dtype(op.dtype))
 
     return ssd
@@ -186,11 +195,11 @@ def make_merge_lse(op: MergeLseOp) -> Callable[[MergeLseArgs], tuple[Tensor, Ten
         lses = args.lses.to(wide(op))
         peak = lses.amax(0)
         peak = torch.where(peak == -torch.inf, 0.0, peak)
-        weights = torch.exp(lses - peak)
+        weights = row_by_row(op, torch.exp, (lses - peak).transpose(0, 1)).transpose(0, 1)
         total = weights.sum(0)
         # A part without keys may hold anything, so it is masked and not multiplied by zero.
         parts = torch.where(weights[..., None] > 0, weights[..., None] * args.outs.to(weights.dtype), 0.0)
         out = parts.sum(0) / torch.where(total == 0, 1.0, total)[..., None]
-        return out.to(torch_dtype(op.dtype)), (peak + torch.log(total)).to(args.lses.dtype)
+        return out.to(torch_dtype(op.dtype)), (peak + row_by_row(op, torch.log, total)).to(args.lses.dtype)
 
     return merge_lse

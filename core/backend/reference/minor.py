@@ -18,7 +18,6 @@ from core.backend.ops.minor import (
     MoveTokensArgs,
     MoveTokensOp,
 )
-from core.backend.ops.spec import Determinism
 from core.backend.reference.cache import scatter_tokens
 from core.backend.reference.dense import product
 from core.backend.reference.precision import wide
@@ -32,14 +31,14 @@ __all__: list[str] = []
 @composite("lora_add_")
 def make_lora_add_(op: LoraAddOp) -> Callable[[LoraAddArgs], None]:
     """Adapter by adapter over the tokens that use it; the sum is rounded once."""
-    acc, by_row = wide(op), op.determinism >= Determinism.D2
+    acc = wide(op)
 
     def lora_add_(args: LoraAddArgs) -> None:
         for adapter in range(op.num_adapters):
             rows = torch.where(args.adapter_ids == adapter)[0]
             if len(rows):
-                inner = product(args.x[rows].to(acc), args.a[adapter].to(acc), by_row)
-                added = product(inner, args.b[adapter].to(acc), by_row)
+                inner = product(op, args.x[rows].to(acc), args.a[adapter].to(acc))
+                added = product(op, inner, args.b[adapter].to(acc))
                 args.y[rows] = (args.y[rows].to(acc) + added).to(args.y.dtype)
 
     return lora_add_

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,11 +20,14 @@ from core.backend.ops.dense import (
     SampleOp,
 )
 from core.backend.philox import ACCEPT_STREAM, GUMBEL_STREAM, RECOVER_STREAM, gumbel, uniform
+from core.backend.reference.precision import alone
 from core.backend.reference.registry import composite
 
 __all__ = ["draw", "kept", "tempered"]
 
 _MIN_TEMPERATURE = 1e-5
+
+Record = TypeVar("Record", SampleArgs, RejectionSampleArgs)
 
 
 def tempered(logits: Tensor, temperature: Tensor) -> Tensor:
@@ -58,8 +63,11 @@ def draw(scores: Tensor, seeds: Tensor, positions: Tensor, stream: int) -> Tenso
 def make_sample(op: SampleOp) -> Callable[[SampleArgs], Tensor]:
     """One token a row by the Gumbel trick; the most likely one where the temperature is 0."""
     filtered = bool(op.features & {"top_k", "top_p", "min_p"})
+    separate = alone(op)
 
     def sample(args: SampleArgs) -> Tensor:
+        if separate and len(args.logits) > 1:
+            return torch.cat([sample(row) for row in _rows(args)])
         greedy = args.logits.argmax(-1)
         if not args.temperature.any():
             return greedy.to(torch.int32)
@@ -70,6 +78,13 @@ def make_sample(op: SampleOp) -> Callable[[SampleArgs], Tensor]:
         return torch.where(args.temperature > 0, drawn, greedy).to(torch.int32)
 
     return sample
+
+
+def _rows(args: Record) -> Iterator[Record]:
+    """A record of each row of a record in which every tensor has rows."""
+    tensors = {f.name: getattr(args, f.name) for f in dataclasses.fields(args) if getattr(args, f.name) is not None}
+    for row in range(len(args.logits)):
+        yield dataclasses.replace(args, **{name: x[row : row + 1].clone() for name, x in tensors.items()})
 
 
 @composite("apply_token_bitmask")
@@ -87,9 +102,12 @@ def make_apply_token_bitmask(op: ApplyTokenBitmaskOp) -> Callable[[ApplyTokenBit
 @composite("rejection_sample")
 def make_rejection_sample(op: RejectionSampleOp) -> Callable[[RejectionSampleArgs], tuple[Tensor, Tensor]]:
     """The accepted head of each draft and one more token."""
-    steps = op.num_spec_tokens
+    steps, separate = op.num_spec_tokens, alone(op)
 
     def rejection_sample(args: RejectionSampleArgs) -> tuple[Tensor, Tensor]:
+        if separate and len(args.logits) > 1:
+            pairs = [rejection_sample(row) for row in _rows(args)]
+            return torch.cat([ids for ids, _ in pairs]), torch.cat([count for _, count in pairs])
         accepted = _accepted(args, steps)
         last = _last_token(args, accepted)
         column = torch.arange(steps + 1, device=accepted.device)

@@ -16,7 +16,8 @@ if HERE not in sys.path:
 
 @pytest.fixture(autouse=True)
 def _seeded() -> Iterator[None]:
-    """Every test draws the same numbers, in inference mode as the engine runs operations."""
+    """Every test draws the same numbers, on one thread, in inference mode as the engine runs operations."""
+    torch.set_num_threads(1)
     torch.manual_seed(20)
     with torch.inference_mode():
         yield
