@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from core.kv import KVCacheManager
 from core.outputs import EngineOutput, FinishReason, PositionLogprobs
-from core.request import Request
+from core.request import Request, RequestStatus
 from core.sched.finish import check_finish
 from core.sched.output import ModelRunnerOutput, ScheduledRequest
 from core.sched.step import Share
@@ -35,13 +35,14 @@ class StepReport:
         if scheduled.samples:
             request.num_drafts_in_flight -= num_drafts
             request.num_pending_tokens -= 1 + num_drafts
-        if request.finished:
+        if request.status is RequestStatus.FINISHED:
             return None
         token_ids = result.sampled_token_ids.get(request.request_id, ())
-        error = _find_error(request, scheduled, len(token_ids), result)
-        if error is not None:
-            self._finish(request, FinishReason.ERROR)
-            return EngineOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
+        if result.errors or len(token_ids) != scheduled.samples:
+            error = _find_error(request, scheduled, len(token_ids), result)
+            if error is not None:
+                self._finish(request, FinishReason.ERROR)
+                return EngineOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
         first = len(request.all_token_ids) == request.num_prompt_tokens
         if first and result.prompt_logprobs:
             self._collect_prompt_logprobs(request, result)
@@ -105,11 +106,12 @@ class StepReport:
 
 def _append(request: Request, token_ids: Sequence[int]) -> tuple[int, FinishReason | None]:
     """Appends tokens up to the one that ends the request; returns how many, and why it ends."""
-    for count, token_id in enumerate(token_ids, start=1):
-        request.all_token_ids.append(token_id)
+    append = request.all_token_ids.append
+    for index, token_id in enumerate(token_ids):
+        append(token_id)
         reason = check_finish(request)
         if reason is not None:
-            return count, reason
+            return index + 1, reason
     return len(token_ids), None
 
 

@@ -47,7 +47,12 @@ class RunningRequests:
             remaining = num_tokens - request.num_computed_tokens
             if remaining > 1:
                 step.prompts.append(request)
-            elif remaining < 1 or not _may_decode(request, num_tokens):
+            elif (
+                remaining < 1  # all it has is on its way
+                or request.status is not RequestStatus.RUNNING  # preempted in this step, for one before it
+                or request.num_drafts_in_flight  # nobody knows yet where it stands
+                or num_tokens >= request.num_prompt_tokens + request.max_tokens > request.num_prompt_tokens
+            ):
                 continue
             elif request.draft_token_ids:
                 self.grow(request, step, 1, _take_drafts(request, num_tokens, step.budget - 1 - num_left))
@@ -110,15 +115,6 @@ class RunningRequests:
 
 def _runs(request: Request) -> bool:
     return request.status is RequestStatus.RUNNING
-
-
-def _may_decode(request: Request, num_tokens: int) -> bool:
-    """Whether another token is wanted, and it is known where: not behind unverified drafts."""
-    return (
-        request.status is RequestStatus.RUNNING  # else it was preempted in this step, for one before it
-        and num_tokens < token_limit(request)
-        and not request.num_drafts_in_flight
-    )
 
 
 def _take_drafts(request: Request, num_tokens: int, budget: int) -> Sequence[int]:

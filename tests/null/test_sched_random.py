@@ -11,7 +11,7 @@ from simulation import Simulation, full_layer, make_kv, sliding_layer
 
 from core.errors import CoreError
 
-NUM_SEEDS = int(os.environ.get("CORE_NUM_SCHEDULES", "400"))
+NUM_SEEDS = int(os.environ.get("CORE_NUM_SCHEDULES", "240"))
 """Random schedules a test run; set the variable for a longer hunt."""
 
 LAYERS = {
