@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from core.cli.progress import progress_bar
+from core.cli.progress import progress_bar, spinner
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.serve.interface import ServedEngine
@@ -123,7 +123,8 @@ def run_batch(config: EngineConfig, file: str, output: str | None, names: tuple[
         return
 
     async def work() -> None:
-        engine = await AsyncEngine.start(config)
+        with spinner(f"loading {config.model}"):
+            engine = await AsyncEngine.start(config)
         try:
             with target.open("ab") as out:
                 renderer, concurrency = chat_renderer(engine), config.scheduler.max_num_seqs

@@ -268,6 +268,7 @@ SERVE_FLAGS: tuple[Flag, ...] = (
 """Every field of ServeSettings."""
 
 _BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+_LISTS = frozenset(flag.name for flag in SERVE_FLAGS if flag.kind == list[str])
 _BYTE_FIELDS = frozenset({"kv_cache_memory_bytes", "swap_space_bytes", "max_body_bytes"})
 
 
@@ -411,7 +412,8 @@ def _config_values(context: typer.Context, path: str) -> dict[str, Any]:
         name = known.get(str(key).replace("_", "-").removeprefix("--"))
         if name is None:
             raise ConfigError(f"--config {path!r} holds {key!r}, which is no flag of this command; see --help")
-        values[name] = value
+        # A lone string where a flag may be repeated would be read letter by letter.
+        values[name] = [value] if isinstance(value, str) and name in _LISTS else value
     return values
 
 

@@ -183,6 +183,14 @@ def test_a_file_sets_defaults_and_the_command_line_wins(probe: Any, tmp_path: Pa
     assert seen["engine"]["device_memory_utilization"] == 0.3
 
 
+def test_a_lone_name_in_a_file_is_one_name(probe: Any, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("served-model-name: abc\napi-key: secret\n")
+    settings = serve_settings(invoke(probe, "m", "--config", str(file))["server"])
+    assert settings.served_model_names == ("abc",)
+    assert settings.api_keys == ("secret",)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
