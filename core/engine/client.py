@@ -105,6 +105,8 @@ class EngineClient:
     async def last_words(self) -> str:
         """Why the process ended: its own words, where it had the time for some, else its exit code."""
         code = await self.exited
+        if code < 0:
+            return self._reason or _describe_exit(code)  # what a signal ended had no time for words
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_WORDS_S):
                 while self._reason is None:

@@ -125,8 +125,7 @@ class Engine:
         """Ends the requests of a step that raised; all others go on."""
         logger.error("step %d failed", output.step_id, exc_info=error)
         reason = f"the step that computed this request failed ({type(error).__name__}: {error}); send it again"
-        lost = self._scheduler.fail([entry.request_id for entry in output.scheduled], reason)
-        return lost + self._scheduler.update(output, ModelRunnerOutput(step_id=output.step_id))
+        return self._scheduler.fail_step(output, reason)
 
 
 class _FailedStep:

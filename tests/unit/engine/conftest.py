@@ -12,7 +12,11 @@ if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
 
-@pytest.fixture(autouse=True)
-def _bounded(request: pytest.FixtureRequest) -> None:
-    """No test of an engine may hang: each has 30 seconds."""
-    request.node.add_marker(pytest.mark.timeout(30))
+TEST_TIMEOUT_S = 30
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """No test of an engine may hang."""
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.timeout(TEST_TIMEOUT_S))
