@@ -51,7 +51,7 @@ class _Worker:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "core.text.template_worker", str(there.fileno())],
+            [sys.executable, "-P", "-m", "core.text.template_worker", str(there.fileno())],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             pass_fds=(there.fileno(),),

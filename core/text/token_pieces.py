@@ -9,7 +9,7 @@ from typing import Any
 
 import tokenizers
 
-__all__ = ["piece_decoder", "strips_leading_space"]
+__all__ = ["marks_spaces", "piece_decoder", "strips_leading_space"]
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -73,6 +73,15 @@ def piece_decoder(tokenizer: tokenizers.Tokenizer) -> Callable[[str], bytes]:
         if kind in ("ByteFallback", "Metaspace", "Replace"):
             return _sentence_piece
     return lambda piece: piece.encode("utf-8")
+
+
+def marks_spaces(tokenizer: tokenizers.Tokenizer) -> bool:
+    """Whether decoding turns "▁" into a space, in added tokens too."""
+    return any(
+        step.get("type") == "Metaspace"
+        or (step.get("type") == "Replace" and step.get("pattern") == {"String": "▁"} and step.get("content") == " ")
+        for step in _decoder_steps(tokenizer)
+    )
 
 
 def strips_leading_space(tokenizer: tokenizers.Tokenizer) -> bool:

@@ -12,7 +12,7 @@ import tokenizers
 
 from core.errors import InvalidRequestError
 from core.text.marked_encoding import MarkedEncoder
-from core.text.token_pieces import piece_decoder, strips_leading_space
+from core.text.token_pieces import marks_spaces, piece_decoder, strips_leading_space
 
 __all__ = ["Tokenizer", "TokenizerInfo", "load_tokenizer"]
 
@@ -70,6 +70,7 @@ class Tokenizer:
         self.info = info
         self._added = backend.get_added_tokens_decoder()
         self._piece_bytes = piece_decoder(backend)
+        self._marks_spaces = marks_spaces(backend)
         self._bytes_of: dict[int, bytes] = {}
 
     @classmethod
@@ -223,9 +224,14 @@ class Tokenizer:
         known = self._bytes_of.get(token_id)
         if known is None:
             added = self._added.get(token_id)
-            known = added.content.encode() if added is not None else self._piece_bytes(self.token_piece(token_id))
+            known = self._added_bytes(added) if added is not None else self._piece_bytes(self.token_piece(token_id))
             self._bytes_of[token_id] = known
         return known
+
+    def _added_bytes(self, token: tokenizers.AddedToken) -> bytes:
+        # Runs of spaces are added tokens in some vocabularies, stored with the space mark.
+        text = token.content if token.special or not self._marks_spaces else token.content.replace("▁", " ")
+        return text.encode("utf-8")
 
     def token_text(self, token_id: int) -> str:
         """The token as people read it; bytes that are no whole characters show as U+FFFD.

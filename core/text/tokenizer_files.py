@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import tokenizers
 from core.errors import ModelLoadError, ModelNotFoundError
 from core.text.gguf_metadata import read_gguf_metadata
 from core.text.gguf_tokenizer import END_OF_TURN_TEXTS, build_gguf_tokenizer, gguf_adds_bos
+from core.text.sentencepiece_model import read_sentencepiece_model
 from core.text.tokenizer import TokenizerInfo
 
 __all__ = ["read_any", "read_folder", "read_gguf"]
@@ -85,7 +87,19 @@ def _read_tokenizer_json(path: Path) -> tokenizers.Tokenizer:
 
 
 def _convert_sentencepiece(path: Path) -> tokenizers.Tokenizer:
-    # Slow import, and only for folders that have no tokenizer.json.
+    try:
+        metadata = read_sentencepiece_model((path / "tokenizer.model").read_bytes())
+        if metadata is not None:
+            return build_gguf_tokenizer(metadata, set())
+    except (ValueError, IndexError, struct.error, AttributeError) as error:
+        raise ModelLoadError(
+            f"tokenizer.model in {str(path)!r} is not a SentencePiece model ({error}); download it again"
+        ) from error
+    return _convert_through_transformers(path)
+
+
+def _convert_through_transformers(path: Path) -> tokenizers.Tokenizer:
+    # Slow to import; only for the kinds of SentencePiece model that are not read here.
     from transformers import AutoTokenizer
 
     try:

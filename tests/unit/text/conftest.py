@@ -59,7 +59,11 @@ def byte_fallback() -> MakeTokenizer:
     """
 
     def make(
-        pieces: Sequence[str] = (), special: Sequence[str] = (), prefix: bool = False, **options: Any
+        pieces: Sequence[str] = (),
+        special: Sequence[str] = (),
+        markup: Sequence[str] = (),
+        prefix: bool = False,
+        **options: Any,
     ) -> Tokenizer:
         texts = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
         vocabulary = {text: i for i, text in enumerate(texts)}
@@ -71,7 +75,7 @@ def byte_fallback() -> MakeTokenizer:
         backend.decoder = decoders.Sequence(
             [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
         )
-        return _finish(backend, special, (), options)
+        return _finish(backend, special, markup, options)
 
     return make
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,16 @@ from core.errors import InvalidRequestError, ModelLoadError
 from core.text.tokenizer import Tokenizer, load_tokenizer
 
 MakeTokenizer = Callable[..., Tokenizer]
+
+
+def test_the_text_side_starts_without_torch_and_transformers() -> None:
+    code = (
+        "import sys, core.text.tokenizer, core.text.tokenizer_files, core.text.chat_template, core.text.output_decoder;"
+        "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_token_bytes_of_a_byte_level_vocabulary(byte_level: MakeTokenizer) -> None:
@@ -32,6 +45,65 @@ def test_token_bytes_of_a_sentencepiece_vocabulary(byte_fallback: MakeTokenizer)
     assert tokenizer.token_bytes(257) == b" Hello"
     assert tokenizer.token_bytes(258) == "é".encode()
     assert tokenizer.token_bytes(259) == b"</s>"
+
+
+def test_added_runs_of_spaces_are_spaces_and_special_tokens_keep_their_spelling(byte_fallback: MakeTokenizer) -> None:
+    tokenizer = byte_fallback(special=["<▁end▁>"], markup=["▁▁"])
+    assert tokenizer.token_bytes(257) == "<▁end▁>".encode()
+    assert tokenizer.token_bytes(258) == b"  "
+
+
+def _wire(number: int, value: int | float | bytes) -> bytes:
+    if isinstance(value, bytes):
+        return bytes([number << 3 | 2, len(value)]) + value
+    if isinstance(value, float):
+        return bytes([number << 3 | 5]) + struct.pack("<f", value)
+    return bytes([number << 3, value])
+
+
+def _sentencepiece_model(pieces: list[tuple[str, float, int]], kind: int = 2) -> bytes:
+    fields = [_wire(1, _wire(1, text.encode()) + _wire(2, score) + _wire(3, type_)) for text, score, type_ in pieces]
+    return b"".join(fields) + _wire(2, _wire(3, kind)) + _wire(3, _wire(4, 0))
+
+
+def test_a_sentencepiece_model_alone_is_read(tmp_path: Path) -> None:
+    control = [("<unk>", 0.0, 2), ("<s>", 0.0, 3), ("</s>", 0.0, 3)]
+    raw = [(f"<0x{byte:02X}>", 0.0, 6) for byte in range(256)]
+    normal = [("ab", -1.0, 1), ("▁ab", -2.0, 1), ("bc", -0.5, 1), ("▁", -3.0, 1), ("a", -4.0, 1), ("b", -5.0, 1)]
+    (tmp_path / "tokenizer.model").write_bytes(_sentencepiece_model([*control, *raw, *normal, ("c", -6.0, 1)]))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": "<s>", "add_bos_token": True}))
+    tokenizer = load_tokenizer(tmp_path)
+    pieces = [tokenizer.token_piece(i) for i in tokenizer.encode("ab abc é</s>")]
+    assert pieces == ["<s>", "▁ab", "▁", "a", "bc", "▁", "<0xC3>", "<0xA9>", "</s>"]
+    assert tokenizer.decode(tokenizer.encode("ab abc é")) == "ab abc é"
+
+
+def test_a_sentencepiece_model_equals_its_own_library(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece", reason="the sentencepiece library is not installed")
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("the quick brown fox jumps over the lazy dog\n" * 200)
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tmp_path / "tokenizer"),
+        model_type="bpe",
+        vocab_size=310,
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        minloglevel=2,
+    )
+    reference = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    tokenizer = load_tokenizer(tmp_path)
+    for text in ("the quick dog", "fox é  jumps", " over<s>the", "", "😊 lazy\n\ndog"):
+        assert tokenizer.encode_plain(text) == reference.encode(text)
+        assert tokenizer.decode(tokenizer.encode_plain(text)) == text
+
+
+def test_a_damaged_sentencepiece_model_is_a_load_error(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"\x0a\xff\x01abc")
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.model"):
+        load_tokenizer(tmp_path)
 
 
 def test_the_space_that_encoding_adds_is_dropped_by_decode(byte_fallback: MakeTokenizer) -> None:
