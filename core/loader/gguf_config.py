@@ -76,7 +76,6 @@ def hf_config(meta: GgufMetadata, shapes: Mapping[str, tuple[int, ...]], factors
     config = {
         "architectures": [_ARCHITECTURES[meta.architecture]],
         "model_type": _MODEL_TYPES.get(meta.architecture, meta.architecture),
-        "dtype": "float32",
         "hidden_act": "silu",
         "vocab_size": shapes["token_embd.weight"][0],
         "tie_word_embeddings": "output.weight" not in shapes,

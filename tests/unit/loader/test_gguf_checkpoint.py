@@ -124,6 +124,13 @@ def test_configuration_of_llama(gguf_of):
     assert config["rms_norm_eps"] == pytest.approx(1e-5)
 
 
+@pytest.mark.parametrize(("kind", "dtype"), [("F32", "float32"), ("F16", "float16"), ("Q8_0", "bfloat16")])
+def test_type_of_activations_is_that_of_dense_matrices(gguf_of, kind, dtype):
+    norm = {"output_norm.weight": (random(32), "F32")}
+    with open_checkpoint(gguf_of(tensors={"token_embd.weight": (random(8, 32), kind), **norm})) as checkpoint:
+        assert checkpoint.config["dtype"] == dtype
+
+
 def test_output_matrix_unties_the_head(gguf_of):
     with open_checkpoint(gguf_of(tensors={"output.weight": (random(8, 32), "F32")})) as checkpoint:
         assert checkpoint.config["tie_word_embeddings"] is False
