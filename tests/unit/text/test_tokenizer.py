@@ -23,7 +23,7 @@ MakeTokenizer = Callable[..., Tokenizer]
 def test_the_text_side_starts_without_torch_and_transformers() -> None:
     code = (
         "import sys, core.text.tokenizer, core.text.tokenizer_files, core.text.chat_template, core.text.output_decoder;"
-        "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)))"
+        "sys.exit(', '.join({'torch', 'transformers'} & set(sys.modules)) or None)"
     )
     root = Path(__file__).resolve().parents[3]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=120)
