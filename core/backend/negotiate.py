@@ -11,6 +11,7 @@ from typing import Any
 from core.backend.base import Backend, Kind, Verdict
 from core.backend.ops import OpSpec, check_args, newer_fields
 from core.backend.ops.cache import AttentionOp, KvWriteOp
+from core.backend.ops.family import IndexTopkOp, MlaOp
 from core.backend.reference import COMPOSITES, DECOMPOSITIONS
 from core.backend.tripwire import Tripwire
 from core.errors import ContractVersionError, UnsupportedError
@@ -184,10 +185,10 @@ class Binder:
 
     def _private_layout(self, op: OpSpec) -> str:
         spec = _cache_spec(op)
-        if spec is None or self.backend.kv_layout(spec, self.block_size).canonical:
+        layout = getattr(op, "layout", None) if spec is None else self.backend.kv_layout(spec, self.block_size)
+        if layout is None or layout.canonical:
             return ""
-        layout = self.backend.kv_layout(spec, self.block_size).id
-        return f"no kernel for it, and composites cannot read the private KV layout {layout!r}"
+        return f"no kernel for it, and composites cannot read the private KV layout {layout.id!r}"
 
     def _guarded(self, op: OpSpec, fn: Callable[..., Any]) -> Callable[..., Any]:
         tripwire = self._tripwire
@@ -203,7 +204,7 @@ class Binder:
 
 
 def _cache_spec(op: OpSpec) -> KVCacheSpec | None:
-    """The cache that an operation touches; None for those without one. Family caches are judged as latent or state."""
+    """The cache that an operation touches; None for those without one, and for states, which have one layout."""
     if isinstance(op, AttentionOp):
         return None if op.has("ragged") else op.cache_spec
     if isinstance(op, KvWriteOp):
@@ -211,4 +212,9 @@ def _cache_spec(op: OpSpec) -> KVCacheSpec | None:
         return KVCacheSpec(
             kind=kind, num_kv_heads=op.num_kv_heads, head_dim=op.head_dim, v_head_dim=op.v_head_dim, dtype=op.kv_dtype
         )
+    if isinstance(op, MlaOp):
+        dim = op.latent_dim + op.rope_dim
+        return KVCacheSpec(kind=CacheKind.MLA, num_kv_heads=1, head_dim=dim, v_head_dim=0, dtype=op.kv_dtype)
+    if isinstance(op, IndexTopkOp):
+        return KVCacheSpec(kind=CacheKind.INDEX, num_kv_heads=1, head_dim=op.head_dim, v_head_dim=0, dtype=op.kv_dtype)
     return None

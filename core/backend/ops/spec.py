@@ -108,6 +108,10 @@ def _plain(value: Any) -> Any:
         return value.value
     if isinstance(value, enum.IntEnum):
         return value.name
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
     return value
 
 
