@@ -235,7 +235,8 @@ def test_asynchronous_and_synchronous_scheduling_say_the_same() -> None:
 
 def test_outputs_keep_the_order_of_prompts(llm: StubLLM) -> None:
     texts = ["a", "bb", "ccc"]
-    outputs = llm.generate(texts, SamplingParams(max_tokens=2), use_tqdm=False)
+    lengths = [SamplingParams(max_tokens=max_tokens) for max_tokens in (9, 2, 5)]
+    outputs = llm.generate(texts, lengths, use_tqdm=False)
     assert [output.prompt for output in outputs] == texts
     assert [output.prompt_token_ids for output in outputs] == [llm.encode(text) for text in texts]
     assert all(output.finished for output in outputs)

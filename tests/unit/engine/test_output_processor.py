@@ -87,6 +87,12 @@ def test_the_text_of_a_stop_token_is_left_out_and_the_token_counted() -> None:
     assert (told.outputs[0].text, told.outputs[0].token_ids, told.outputs[0].stop_reason) == (" Paris", [5, 7], 7)
 
 
+def test_only_the_last_of_several_tokens_is_the_stop_token() -> None:
+    bench = Bench(SamplingParams(), OutputKind.FINAL_ONLY)
+    (told,), _ = bench.step(bench.output(0, (4, 5, 7), finish_reason=FinishReason.STOP))
+    assert (told.outputs[0].text, told.outputs[0].token_ids) == (" is Paris", [4, 5, 7])
+
+
 def test_text_that_was_held_back_comes_with_the_end() -> None:
     bench = Bench(SamplingParams(stop=("Parish",)), OutputKind.DELTA)
     (first,), _ = bench.step((0, [5]))
