@@ -147,3 +147,14 @@ def test_the_host_tier_is_a_tier_and_keeps_books() -> None:
         tier.free([0])
     with pytest.raises(ConfigError, match="-1"):
         HostTier(-1)
+
+
+def test_reset_also_hides_what_is_swapped_out() -> None:
+    kv, request = make_kv(block_size=4, num_host_blocks=4), make_request(20)
+    compute(kv, request, 8)
+    kv.swap_out(request)
+    kv.reset_prefix_cache()
+    kv.swap_in(request)
+    compute(kv, request, 8)
+    assert kv.get_computed_blocks(make_request(20, "other")).num_tokens == 0
+    kv.check_integrity()

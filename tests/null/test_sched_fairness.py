@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulation import Simulation, make_kv
+from simulation import Simulation, make_kv, sliding_layer
 
 from core.sched import SchedulerOutput
 
@@ -113,3 +113,28 @@ def test_a_request_that_lacks_blocks_is_not_passed_by_smaller_ones_forever() -> 
     assert list(shares(simulation.step())) == ["first"]
     simulation.run()
     assert simulation.scheduler.stats().num_preemptions == 0, "large starts only when all of it fits"
+
+
+def test_a_long_prompt_takes_half_of_what_decodes_leave() -> None:
+    simulation = big(max_num_batched_tokens=16, max_num_seqs=16)
+    for index in range(10):
+        simulation.add(f"d{index}", [1], max_tokens=40, ignore_eos=True)
+    simulation.step()
+    simulation.add("long", range(600), max_tokens=1)
+    simulation.step()
+    simulation.add("short", range(3), max_tokens=1)
+    prompts = {name: count for name, count in shares(simulation.step()).items() if not name.startswith("d")}
+    assert prompts == {"long": 3, "short": 3}
+
+
+def test_nothing_that_began_in_a_step_is_preempted_in_it() -> None:
+    """Chunks longer than the window hold more than the window; a second long prompt then finds no blocks."""
+    kv = make_kv([sliding_layer(6)], block_size=2, num_blocks=23, prefix_caching=False)
+    simulation = Simulation(kv, max_num_batched_tokens=32)
+    for index, num_tokens in enumerate([60, 59, 60]):
+        simulation.add(f"long{index}", range(num_tokens), max_tokens=2)
+    for index, num_tokens in enumerate([9, 10, 4, 2, 8, 10, 8, 3]):
+        simulation.step()
+        simulation.add(f"s{index}", range(num_tokens), max_tokens=2)
+    simulation.run()
+    simulation.check_reference()
