@@ -23,7 +23,6 @@ bench = typer.Typer(name="bench", help="Measure a server, or the engine alone.",
 app.add_typer(bench)
 
 Model = Annotated[str, typer.Argument(metavar="MODEL", help="A folder, a GGUF file, or a name that `core pull` knows.")]
-Device = Annotated[str, typer.Option("--device", help="Backend: a name, name:index, or auto.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Write JSON.")]
 Temperature = Annotated[float, typer.Option("--temperature", help="0 always takes the most likely token.")]
 TopP = Annotated[float, typer.Option("--top-p", help="Share of probability to sample from.")]
@@ -212,15 +211,17 @@ def backends(json: AsJson = False) -> None:
 
 
 @app.command()
+@with_flags(engine=ENGINE_FLAGS)
 def doctor(
+    engine: dict[str, Any],
     model: Annotated[str, typer.Option("--model", help="A folder, a GGUF file, or a name that `core pull` knows.")],
-    device: Device = "auto",
     json: AsJson = False,
 ) -> None:
-    """Say, operation by operation, how a model would run on a device."""
+    """Say, operation by operation, how a model would run on a device. Reads no weights, takes no device."""
     from core.cli.devices import show_doctor
+    from core.cli.flags import engine_config
 
-    show_doctor(model, device, as_json=json)
+    show_doctor(engine_config(model, engine), as_json=json)
 
 
 @app.command()

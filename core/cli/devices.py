@@ -62,7 +62,7 @@ def _rows(listing: BackendListing) -> list[tuple[str, ...]]:
     return rows
 
 
-def show_doctor(model: str, device: str, *, as_json: bool) -> None:
+def show_doctor(config: EngineConfig, *, as_json: bool) -> None:
     """Writes how each operation of the model resolves on the device.
 
     Raises:
@@ -72,7 +72,7 @@ def show_doctor(model: str, device: str, *, as_json: bool) -> None:
 
     from core.engine.doctor import report
 
-    found = report(EngineConfig(model=model, device=device))
+    found = report(config)
     if as_json:
         _write_json(found.to_json())
     else:
@@ -118,5 +118,5 @@ def _print(table: Table) -> None:
 
     console = Console(file=sys.stdout)
     if not console.is_terminal:
-        console = Console(file=sys.stdout, width=200)
+        console = Console(file=sys.stdout, width=400)  # a pipe has no width; nothing is to be wrapped
     console.print(table)

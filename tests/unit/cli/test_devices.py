@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
 from core.cli import devices
+from core.cli.app import app
+from core.config import EngineConfig
+from core.engine.doctor import DoctorReport, OperationRow, WeightRow
 from core.plugins import BackendListing
 from core.spec import BackendInfo, DeviceInfo
 
@@ -39,6 +45,50 @@ def test_devices_remedies_and_errors_are_shown(
         "devices": [],
         "error": "ImportError: no libtoy",
     }
+
+
+REPORT = DoctorReport(
+    model="m",
+    architecture="ToyForCausalLM",
+    backend="toy:0",
+    package="toy 1",
+    arch="toy-1",
+    dtype="bfloat16",
+    operations=(
+        OperationRow(operation="linear", spec="linear(a=64)", kind="NATIVE", reason="", uses=3),
+        OperationRow(operation="norm_add", spec="norm_add(b=64)", kind="NO", reason="its part norm: never", uses=2),
+        OperationRow(operation="norm", spec="norm(c=64)", kind="NO", reason="never", uses=2, part_of="norm_add"),
+    ),
+    weights=(WeightRow(stored="q4_0", kept="none", count=9, reason="no kernel"),),
+    table_hash="abc",
+    usable=False,
+)
+
+
+def test_the_doctor_shows_every_row_and_fails_where_an_operation_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("core.engine.doctor.report", lambda config: REPORT)
+    with pytest.raises(typer.Exit) as left:
+        devices.show_doctor(EngineConfig(model="m"), as_json=False)
+    assert left.value.exit_code == 2
+    shown = capsys.readouterr().out
+    for words in ("ToyForCausalLM", "a=64", "its part norm: never", "q4_0", "no kernel", "refuses", "abc"):
+        assert words in shown
+
+
+def test_the_doctor_takes_engine_flags_and_writes_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def report(config: EngineConfig) -> DoctorReport:
+        seen.append(config)
+        return dataclasses.replace(REPORT, usable=True)
+
+    monkeypatch.setattr("core.engine.doctor.report", report)
+    done = CliRunner().invoke(app, ["doctor", "--model", "m", "--device", "toy:1", "--dtype", "float32", "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["operations"][0]["kind"] == "NATIVE"
+    assert (seen[0].model, seen[0].device, seen[0].dtype) == ("m", "toy:1", "float32")
 
 
 def test_no_backend_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
