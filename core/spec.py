@@ -112,6 +112,7 @@ class DeviceInfo:
         memory_bytes: Total memory in bytes; 0 where unknown.
         sdk: Version of driver or SDK, for people.
         name: Product name, for people.
+        simulated: Whether it only stands in for a device: what is shown on it counts as SIMULATED, never as VALIDATED.
     """
 
     index: int
@@ -119,6 +120,7 @@ class DeviceInfo:
     memory_bytes: int
     sdk: str
     name: str = ""
+    simulated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,10 @@ class SimBackend(Backend):
     """A chip that exists only here. Everything is exact, late and unforgiving."""
 
     def probe(self) -> list[DeviceInfo]:
-        return [DeviceInfo(index=0, arch="sim-1", memory_bytes=_MEMORY_BYTES, sdk="sim 1.0", name="Simulated accelerator")]
+        name = "Simulated accelerator"
+        return [
+            DeviceInfo(index=0, arch="sim-1", memory_bytes=_MEMORY_BYTES, sdk="sim 1.0", name=name, simulated=True)
+        ]
 
     def open(self, index: int, config: OpenConfig) -> None:
         self.device = torch.device("cpu")
