@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from core.cli.flags import ENGINE_FLAGS, SERVE_FLAGS, with_flags
+from core.cli.flag_tables import ENGINE_FLAGS, SERVE_FLAGS
+from core.cli.flags import with_flags
 
 __all__ = ["app"]
 

@@ -11,7 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from core.cli.app import app
-from core.cli.flags import ENGINE_FLAGS, SERVE_FLAGS, engine_config, parse_bytes, serve_settings, with_flags
+from core.cli.flag_tables import ENGINE_FLAGS, SERVE_FLAGS
+from core.cli.flags import engine_config, parse_bytes, serve_settings, with_flags
 from core.config import CacheConfig, EngineConfig, SchedulerConfig
 from core.errors import ConfigError
 from core.serve.app import DEV_ROUTES, ROUTES
