@@ -181,10 +181,14 @@ class ModelRunner:
             del item, output, future
 
     def _execute(self, output: SchedulerOutput) -> _StepResult:
+        with self._lock:
+            # Before anything that may raise: a request whose step failed must not stay here for ever.
+            for request_id in output.dropped_request_ids:
+                self._inputs.drop(request_id)
         self._swap(output)
         self._await_known_tokens(output.scheduled)
         with self._lock:
-            self._update_mirror(output)
+            self._take_up(output)
             inputs = self._inputs.prepare(output.scheduled) if output.scheduled else None
         if inputs is None:
             return _StepResult(
@@ -203,9 +207,7 @@ class ModelRunner:
         if any(state is not None and needs_known_tokens(state.params) for state in states):
             self.finalize(step)
 
-    def _update_mirror(self, output: SchedulerOutput) -> None:
-        for request_id in output.dropped_request_ids:
-            self._inputs.drop(request_id)
+    def _take_up(self, output: SchedulerOutput) -> None:
         for request in output.new_requests:
             self._inputs.add(request)
         for entry in output.scheduled:
