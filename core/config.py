@@ -22,8 +22,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that may run at once (`--max-num-seqs`)."""
     max_num_batched_tokens: int = 2048
     """Token budget of a step (`--max-num-batched-tokens`)."""
-    max_model_len: int = 2048
-    """Longest sequence, prompt and output (`--max-model-len`)."""
+    max_model_len: int = 0
+    """Longest sequence, prompt and output; 0 until the engine knows the model and the pool (`--max-model-len`)."""
     max_num_queued_reqs: int = 0
     """Waiting requests before new ones get 429; 0 means no bound (`--max-num-queued-reqs`)."""
     enable_chunked_prefill: bool = True
@@ -39,7 +39,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For tests: preempt a running request at every step that allows it."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len"):
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             if getattr(self, name) < 1:
                 flag = "--" + name.replace("_", "-")
                 raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}; give a larger value")

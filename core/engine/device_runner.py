@@ -45,6 +45,6 @@ def _open_config(config: EngineConfig) -> OpenConfig:
     limits = Limits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=config.max_model_len or config.scheduler.max_model_len,
+        max_model_len=config.max_model_len or Limits.max_model_len,
     )
     return OpenConfig(limits=limits, deterministic=config.deterministic, num_threads=config.num_threads)
