@@ -91,7 +91,7 @@ def bench(session: nox.Session) -> None:
     """Our own speed, offline; see benchmarks/README.md for the comparison with others."""
     _install(session, RUNTIME)
     session.run("core", "pull", MODEL)
-    session.run("core", "bench", "offline", "--model", MODEL, *session.posargs)
+    session.run("core", "bench", "offline", MODEL, *session.posargs)
 
 
 @nox.session(venv_location=SHARED_VENV)
