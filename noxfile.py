@@ -14,7 +14,16 @@ ROOT = Path(__file__).parent
 RUNTIME = (".", "backends/cpu")
 ALL = (".", "backends/cpu", "backends/sim", "conformance")
 BUILD_TOOLS = ("setuptools", "scikit-build-core", "pybind11", "cmake", "ninja")
-TEST_TOOLS = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "psutil", "openai", "sentencepiece")
+TEST_TOOLS = (
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "hypothesis",
+    "psutil",
+    "openai",
+    "sentencepiece",
+    "accelerate",
+)
 LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML")
 SHARED_VENV = ".nox/dev"
 MODEL = "smollm2-135m-instruct"
@@ -112,7 +121,9 @@ def isa(session: nox.Session) -> None:
 def minimum(session: nox.Session) -> None:
     """The null and unit tests with the oldest versions that pyproject.toml allows (torch stays as pinned)."""
     session.install("-q", "-c", "constraints.txt", "torch", *BUILD_TOOLS)
-    lowest = [line for line in nox.project.load_toml("pyproject.toml")["project"]["dependencies"] if "torch" not in line]
+    lowest = [
+        line for line in nox.project.load_toml("pyproject.toml")["project"]["dependencies"] if "torch" not in line
+    ]
     session.install("-q", *[line.replace(">=", "==") for line in lowest], "pytest", "pytest-asyncio", "pytest-timeout")
     session.install("-q", "hypothesis", "psutil", "--no-build-isolation", "-e", ".")
     os.environ.setdefault("HYPOTHESIS_PROFILE", "dev")

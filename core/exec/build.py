@@ -54,8 +54,7 @@ def build_runner(
     model = build_model(checkpoint.config, ctx, extra_models)
     model.load(weights)
     sampler = Sampler(binder, model.spec.vocab_size, backend.device, ctx.determinism)
-    ops = [layer[-1] if layer else None for layer in model.cache_ops]
-    pool = make_kv_pool(config, backend, model.spec, block_size, ops)
+    pool = make_kv_pool(config, backend, model.spec, block_size, model.cache_ops)
     return ModelRunner(
         backend,
         model,

@@ -38,12 +38,12 @@ def choose_block_size(cache: CacheConfig, backend: Backend) -> int:
 
 
 def make_kv_pool(
-    config: EngineConfig, backend: Backend, spec: ModelSpec, block_size: int, ops: Sequence[OpSpec | None]
+    config: EngineConfig, backend: Backend, spec: ModelSpec, block_size: int, ops: Sequence[Sequence[OpSpec]]
 ) -> KVPool:
     """Memory for the KV cache of a model that is loaded already.
 
     Args:
-        ops: The operation that reads the cache of each layer; None for a layer without one.
+        ops: The operations of each layer that use its plan; empty for a layer without a cache.
 
     Raises:
         ConfigError: the memory does not hold a single useful pool.
@@ -119,5 +119,5 @@ def _host_slab(layout: KVLayout, num_blocks: int) -> KVSlab:
     return KVSlab(tensor=memory, layout=layout, num_blocks=num_blocks)
 
 
-def _group_ops(layers: Sequence[int], ops: Sequence[OpSpec | None]) -> tuple[OpSpec, ...]:
-    return tuple(dict.fromkeys(op for layer in layers if (op := ops[layer]) is not None))
+def _group_ops(layers: Sequence[int], ops: Sequence[Sequence[OpSpec]]) -> tuple[OpSpec, ...]:
+    return tuple(dict.fromkeys(op for layer in layers for op in ops[layer]))
