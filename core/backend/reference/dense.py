@@ -65,7 +65,7 @@ def make_linear(op: LinearOp) -> Callable[[LinearArgs], Tensor]:
 
     def linear(args: LinearArgs) -> Tensor:
         if op.scheme == "int8":
-            y = int8_product(args.x, args.weight, acc)
+            y = int8_product(op, args.x, args.weight)
         else:
             y = product(op, plain(args.x, acc), args.weight.dense().to(acc))
         if args.bias is not None:
@@ -80,9 +80,14 @@ def product(op: OpSpec, x: Tensor, weight: Tensor) -> Tensor:
     return row_by_row(op, lambda rows: F.linear(rows, weight), x)
 
 
-def int8_product(x: Act, weight: Packed, acc: torch.dtype) -> Tensor:
-    """The integer product of int8 rows with an int8 weight, exact, times both scales."""
-    rows = x if isinstance(x, Quantized) else int8_row(x)
+def int8_product(op: OpSpec, x: Act, weight: Packed) -> Tensor:
+    """The integer product of int8 rows with an int8 weight, exact, times both scales.
+
+    A private form shows no integers: its dense values multiply the same rounded rows.
+    """
+    rows, acc = x if isinstance(x, Quantized) else int8_row(x), wide(op)
+    if weight.scheme != "int8" or type(weight).dense is not Packed.dense:
+        return product(op, plain(rows, acc), weight.dense().to(acc))
     parts = weight.tensors()
     total = torch.zeros(rows.q.shape[0], weight.shape[0], dtype=torch.int32, device=rows.q.device)
     for start in range(0, rows.q.shape[1], _EXACT_INT8_TERMS):

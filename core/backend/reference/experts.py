@@ -92,10 +92,9 @@ def _expert(op: ExpertsOp, args: ExpertsArgs, expert: int, rows: Tensor) -> Tens
 
 
 def _project(op: ExpertsOp, x: Act, weight: Packed) -> Tensor:
-    acc = wide(op)
     if op.scheme == "int8":
-        return int8_product(x, weight, acc)
-    return product(op, plain(x, acc), weight.dense().to(acc))
+        return int8_product(op, x, weight)
+    return product(op, plain(x, wide(op)), weight.dense().to(wide(op)))
 
 
 def one_expert(weight: Packed, expert: int) -> Packed:

@@ -71,7 +71,7 @@ def _field(field: dataclasses.Field[Any]) -> Record:
     if field.default is not dataclasses.MISSING:
         record["default"] = repr(field.default)
     elif field.default_factory is not dataclasses.MISSING:
-        record["default"] = f"{field.default_factory.__name__}()"
+        record["default"] = f"{getattr(field.default_factory, '__name__', 'factory')}()"
     return record | dict(field.metadata)
 
 

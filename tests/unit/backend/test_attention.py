@@ -231,30 +231,32 @@ def test_other_requests_do_not_show_in_class_d2() -> None:
 
 
 def test_sinks_equal_gpt_oss() -> None:
-    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+    from transformers.models.gpt_oss import modeling_gpt_oss
+
+    eager: Any = modeling_gpt_oss.eager_attention_forward
 
     op = attention_op(features=frozenset({"ragged", "sinks"}), v_head_dim=8)
     query, key, value = (torch.randn(6, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))
     sinks = torch.randn(4)
     args = AttentionArgs(query=query, cache=None, plan=make_plan([6], [6]), key=key, value=value, sinks=sinks)
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.num_key_value_groups, module.sinks = 2, sinks.double()
     mask = torch.full((6, 6), float("-inf"), dtype=torch.float64).triu(1)
-    expected, _ = eager_attention_forward(
-        module.eval(), *(x.transpose(0, 1)[None] for x in (query, key, value)), mask, scaling=0.3
-    )
+    expected, _ = eager(module.eval(), *(x.transpose(0, 1)[None] for x in (query, key, value)), mask, scaling=0.3)
     torch.testing.assert_close(bound(op)(args), expected[0], rtol=1e-9, atol=1e-9)
 
 
 def test_softcap_equals_gemma2() -> None:
-    from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
+    from transformers.models.gemma2 import modeling_gemma2
+
+    eager: Any = modeling_gemma2.eager_attention_forward
 
     op = attention_op(dtype=DType.FLOAT32, features=frozenset({"ragged"}), v_head_dim=8, softcap=2.5)
     query, key, value = (torch.randn(6, heads, 8) for heads in (4, 2, 2))
     args = AttentionArgs(query=query, cache=None, plan=make_plan([6], [6]), key=key, value=value)
-    module = torch.nn.Module()
+    module: Any = torch.nn.Module()
     module.num_key_value_groups = 2
     mask = torch.full((6, 6), float("-inf")).triu(1)
     inputs = (x.transpose(0, 1)[None] for x in (query, key, value))
-    expected, _ = eager_attention_forward(module.eval(), *inputs, mask, scaling=0.3, softcap=2.5)
+    expected, _ = eager(module.eval(), *inputs, mask, scaling=0.3, softcap=2.5)
     torch.testing.assert_close(bound(op)(args), expected[0], rtol=1e-5, atol=1e-6)

@@ -102,18 +102,28 @@ def test_embed_dequantizes_the_gathered_rows(scheme: str) -> None:
     assert torch.equal(out, weight.dense()[ids.long()])
 
 
-class _Transposed(Packed):
+class Transposed(Packed):
     """A backend's private form."""
 
     def dense(self) -> Tensor:
-        return self.tensors()["private"].T.float()
+        return self.tensors()["private"].mT.float()
 
 
-def test_embed_and_linear_read_a_private_form_through_dense() -> None:
+def test_embed_reads_a_private_form_through_dense() -> None:
     table = torch.randn(9, 4)
-    weight = _Transposed(shape=(9, 4), scheme="fp8_channel", tensors={"private": table.T.contiguous()})
+    weight = Transposed(shape=(9, 4), scheme="fp8_channel", tensors={"private": table.T.contiguous()})
     out = bound(EmbedOp(dtype=DType.FLOAT32, dim=4, scheme="fp8_channel"))(EmbedArgs(token_ids=i32([8]), weight=weight))
     assert torch.equal(out, table[8:])
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8_channel"])
+def test_linear_reads_a_private_form_through_dense(scheme: str) -> None:
+    weight = quantized_packed(scheme, torch.randn(9, 40))
+    private = Transposed(shape=(9, 40), scheme=scheme, tensors={"private": weight.dense().T.contiguous()})
+    op = LinearOp(dtype=DType.FLOAT32, in_features=40, out_features=9, scheme=scheme, out_dtype=DType.FLOAT32)
+    linear, x = bound(op), torch.randn(3, 40)
+    public = linear(LinearArgs(x=x, weight=weight))
+    torch.testing.assert_close(linear(LinearArgs(x=x, weight=private)), public, rtol=1e-5, atol=1e-5)
 
 
 # -- linear ----------------------------------------------------------------------------------------------------------
@@ -324,7 +334,7 @@ def test_rope_turns_pairs_as_complex_numbers(rotary_dim: int, interleaved: bool)
             for h in range(x.shape[1]):
                 for i in range(half):
                     a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
-                    row = table[positions[t].item()].double()
+                    row = table[int(positions[t])].double()
                     turned = complex(x[t, h, a], x[t, h, b]) * complex(row[i], row[half + i])
                     expected[t, h, a], expected[t, h, b] = turned.real, turned.imag
         torch.testing.assert_close(got, expected, rtol=1e-13, atol=1e-13)

@@ -51,7 +51,7 @@ def test_route_equals_qwen3_moe(renormalize: bool) -> None:
     config = Qwen3MoeConfig(
         num_experts=EXPERTS, num_experts_per_tok=TOP_K, norm_topk_prob=renormalize, hidden_size=HIDDEN
     )
-    router = Qwen3MoeTopKRouter(config)
+    router: Any = Qwen3MoeTopKRouter(config)  # type: ignore[no-untyped-call]
     router.weight.copy_(torch.randn(EXPERTS, HIDDEN))
     logits, weights, ids = router(torch.randn(TOKENS, HIDDEN))
     op = RouteOp(dtype=DType.FLOAT32, num_experts=EXPERTS, top_k=TOP_K, renormalize=renormalize)
@@ -59,7 +59,8 @@ def test_route_equals_qwen3_moe(renormalize: bool) -> None:
 
 
 def test_route_equals_mixtral() -> None:
-    router = MixtralTopKRouter(MixtralConfig(num_local_experts=EXPERTS, num_experts_per_tok=TOP_K, hidden_size=HIDDEN))
+    config = MixtralConfig(num_local_experts=EXPERTS, num_experts_per_tok=TOP_K, hidden_size=HIDDEN)
+    router: Any = MixtralTopKRouter(config)  # type: ignore[no-untyped-call]
     router.weight.copy_(torch.randn(EXPERTS, HIDDEN))
     x = torch.randn(TOKENS, HIDDEN)
     _, weights, ids = router(x)
@@ -146,7 +147,7 @@ def routed() -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("determinism", [Determinism.D0, Determinism.D2])
 def test_experts_equal_qwen3_moe(determinism: Determinism) -> None:
     config = Qwen3MoeConfig(num_experts=EXPERTS, moe_intermediate_size=WIDTH, hidden_size=HIDDEN, hidden_act="silu")
-    module = Qwen3MoeExperts(config).double()
+    module: Any = Qwen3MoeExperts(config).double()  # type: ignore[no-untyped-call]
     module.gate_up_proj.copy_(torch.randn_like(module.gate_up_proj))
     module.down_proj.copy_(torch.randn_like(module.down_proj))
     x, weights, ids = routed()
@@ -205,6 +206,27 @@ def test_quantized_experts_are_their_dense_values(scheme: str) -> None:
     expected = bound(experts_op(dtype=DType.FLOAT32, hidden_size=hidden, intermediate_size=width))(plain)
     limit = 0.03 if scheme == "int8" else 1e-5
     assert (out - expected).abs().max() <= limit * expected.abs().max()
+
+
+class Transposed(Packed):
+    """A backend's private form."""
+
+    def dense(self) -> Tensor:
+        return self.tensors()["private"].mT
+
+
+@pytest.mark.parametrize("scheme", ["none", "int8"])
+def test_experts_read_a_private_form_through_dense(scheme: str) -> None:
+    x, weights, ids = routed()
+    gate_up, down = torch.randn(EXPERTS, 2 * WIDTH, HIDDEN).double(), torch.randn(EXPERTS, HIDDEN, WIDTH).double()
+    private = {
+        name: Transposed(shape=value.shape, scheme=scheme, tensors={"private": value.mT.contiguous()})
+        for name, value in (("gate_up", gate_up), ("down", down))
+    }
+    out = bound(experts_op(scheme=scheme))(ExpertsArgs(x=x, **private, weights=weights, expert_ids=ids))
+    public = ExpertsArgs(x=x, gate_up=packed(gate_up), down=packed(down), weights=weights, expert_ids=ids)
+    expected = bound(experts_op())(public)
+    assert (out - expected).abs().max() <= (0.03 if scheme == "int8" else 1e-12) * expected.abs().max()
 
 
 def test_experts_take_quantized_activations() -> None:

@@ -101,7 +101,8 @@ def deepseek() -> Any:
     from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention
 
-    config = DeepseekV3Config(
+    config: Any = DeepseekV3Config
+    config = config(
         hidden_size=24,
         num_attention_heads=HEADS,
         num_key_value_heads=HEADS,

@@ -327,6 +327,7 @@ def test_gated_delta_equals_qwen3_next(form: str) -> None:
 
 def test_gated_delta_without_norm() -> None:
     layer = LAYERS["gated_delta"]
+    assert isinstance(layer.op, GatedDeltaOp)
     check(dataclasses.replace(layer, op=dataclasses.replace(layer.op, qk_l2norm=False)), [Row(4, 1, (3, 4))])
 
 

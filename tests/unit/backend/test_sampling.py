@@ -122,7 +122,7 @@ def kept_by_hand(z: np.ndarray[Any, Any], top_k: int, top_p: float, min_p: float
     order = order[:top_k] if top_k else order
     weights = np.exp((z[order] - z[order[0]]).astype(np.float64))
     probs = weights / weights.sum()
-    head = []
+    head: list[tuple[int, float]] = []
     for token, prob in zip(order, probs, strict=True):
         if head and sum(p for _, p in head) >= top_p and top_p < 1:
             break
@@ -284,7 +284,7 @@ def test_advance_moves_each_row_by_its_accepted_tokens() -> None:
         positions=i32([3, 2, 8, 7]),
         seq_lens=i32([4, 3, 9, 8]),
         block_tables=tables,
-        slots=(i32([15, 10, 24, 7]), i32([3, 42, 32, 63])),
+        slots=(i32([15, 10, 24, -1]), i32([3, 42, 32, -1])),
         sampled=i32([[20, 21, 22], [30, -1, -1], [40, 41, -1], [-1, -1, -1]]),
         num_accepted=i32([3, 1, 2, 0]),
     )
@@ -294,8 +294,8 @@ def test_advance_moves_each_row_by_its_accepted_tokens() -> None:
     assert state.token_ids.tolist() == [22, 30, 41, 13]
     assert state.positions.tolist() == [6, 3, 10, 7]
     assert state.seq_lens.tolist() == [7, 4, 11, 8]
-    assert state.slots[0].tolist() == [5 * 4 + 2, 2 * 4 + 3, 6 * 4 + 2, 7]
-    assert state.slots[1].tolist() == [1 * 8 + 6, 5 * 8 + 3, 4 * 8 + 2, 63]
+    assert state.slots[0].tolist() == [5 * 4 + 2, 2 * 4 + 3, 6 * 4 + 2, -1]
+    assert state.slots[1].tolist() == [1 * 8 + 6, 5 * 8 + 3, 4 * 8 + 2, -1]
     assert all(torch.equal(table, old) for table, old in zip(tables, frozen, strict=True))
 
 
