@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 from typing import Annotated, Any, Literal
 
 import typer
@@ -231,3 +233,14 @@ def version() -> None:
     from core.serve.version import product_version
 
     typer.echo(product_version())
+
+
+if importlib.util.find_spec("core_conformance"):
+
+    @app.command(
+        "conformance",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    )
+    def conformance(context: typer.Context) -> None:
+        """Show that a backend does what the contract says (run, list); brought by core-conformance."""
+        importlib.import_module("core_conformance.cli").main(context.args)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -39,9 +38,7 @@ class SimBackend(Backend):
 
     def probe(self) -> list[DeviceInfo]:
         name = "Simulated accelerator"
-        return [
-            DeviceInfo(index=0, arch="sim-1", memory_bytes=_MEMORY_BYTES, sdk="sim 1.0", name=name, simulated=True)
-        ]
+        return [DeviceInfo(index=0, arch="sim-1", memory_bytes=_MEMORY_BYTES, sdk="sim 1.0", name=name, simulated=True)]
 
     def open(self, index: int, config: OpenConfig) -> None:
         self.device = torch.device("cpu")
@@ -105,7 +102,8 @@ class SimBackend(Backend):
 
     def to_host(self, tensor: Tensor) -> tuple[Tensor, Pending]:
         """The copy arrives when it is waited for; before that the host tensor holds garbage."""
-        target = torch.full_like(tensor, math.nan if tensor.is_floating_point() else -(2**30))
+        target = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+        target.view(-1).view(torch.uint8).fill_(0xFF)  # NaN, or a wild integer
         return target, _LateCopy(tensor.clone(), target)
 
 

@@ -1,0 +1,82 @@
+"""Every tolerance of the suite, in one table. Changed only with a decision record.
+
+In this order: probes with answers known in closed form; a bound for single reductions; a ratio for composites of
+several roundings. Copies, gathers and integers are bit-exact and stand in no table.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "AMBIGUOUS_SHARE",
+    "COMPOSITE_RATIO",
+    "COPY_MODEL_GAP",
+    "FUNCTION_ROUNDINGS",
+    "LOGIT_DELTA",
+    "LOGIT_FLOOR",
+    "MODEL_RATIO",
+    "SAMPLE_MARGIN",
+    "U_ACC",
+    "attention_floor",
+    "pointwise_bound",
+    "probe_bound",
+    "reduction_bound",
+    "unit_roundoff",
+]
+
+U_ACC = 2.0**-24
+"""Unit roundoff of the accumulator, float32."""
+COMPOSITE_RATIO = 2.0
+"""Attention may err this much more than a plain implementation in the same types."""
+FUNCTION_ROUNDINGS = 32.0
+"""Roundings in float32 that a pointwise chain with one transcendental function may add up to."""
+MODEL_RATIO = 2.0
+"""Logits of a model may err (root mean square) this much more than transformers in the same dtype."""
+LOGIT_FLOOR = 1e-5
+"""... or this share of the logits' standard deviation, which is what orders of summation alone may do in float32."""
+LOGIT_DELTA = 5e-4
+"""Two float32 engines may differ by this in a logit of the tiny models; a golden gap up to twice this is ambiguous."""
+AMBIGUOUS_SHARE = 0.02
+"""Most tokens of a comparison that may be ambiguous."""
+COPY_MODEL_GAP = 4.0
+"""Smallest gap, in nats, between the first and second token of the copy model: what no honest numerics can close."""
+SAMPLE_MARGIN = 1e-3
+"""Rows whose draw is nearer to another outcome than this are not asked for."""
+
+
+def unit_roundoff(dtype: torch.dtype) -> float:
+    """Half the distance from 1 to the next number."""
+    return torch.finfo(dtype).eps / 2
+
+
+def reduction_bound(ref: Tensor, magnitude: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """u_out * |ref| + 4 * sqrt(K) * u_acc * sum |a||b|, element by element.
+
+    Args:
+        ref: Exact result, float64.
+        magnitude: Sum of the absolute values of the products, shape of `ref`.
+        length: K, the terms of the sum.
+        dtype: Of the result under test.
+    """
+    return unit_roundoff(dtype) * ref.abs() + 4 * math.sqrt(max(length, 1)) * U_ACC * magnitude
+
+
+def pointwise_bound(
+    ref: Tensor, magnitude: Tensor, dtype: torch.dtype, roundings: float = FUNCTION_ROUNDINGS
+) -> Tensor:
+    """One rounding to `dtype`, and `roundings` in float32 of terms of size `magnitude`."""
+    return (1 + 2.0**-10) * unit_roundoff(dtype) * ref.abs() + roundings * U_ACC * magnitude + torch.finfo(dtype).tiny
+
+
+def probe_bound(ref: Tensor, dtype: torch.dtype) -> Tensor:
+    """For probes whose answer is a ratio of small integers: probabilities rounded to `dtype`, and the result again."""
+    return 3 * unit_roundoff(dtype) * ref.abs() + 16 * U_ACC
+
+
+def attention_floor(logit_magnitude: float, value_magnitude: float, head_dim: int) -> float:
+    """What rounding of logits in float32 alone may do: error of the exponent times the largest value."""
+    return 4 * U_ACC * (math.sqrt(head_dim) * logit_magnitude + 4) * value_magnitude
