@@ -128,7 +128,7 @@ def set_num_threads(count: int) -> None:
     _kernels.set_num_threads(count)
 
 
-# -- weights -------------------------------------------------------------------------------------------------------------
+# -- weights ---------------------------------------------------------------------------------------------------------
 
 
 class PackedWeight:
@@ -225,9 +225,9 @@ def _scales(scheme: Scheme, scale: Tensor, n: int, k: int, row_nan: Tensor | Non
     factor = _FP8_TILE_FACTOR if scheme is Scheme.FP8 else 1.0
     blocks = (-(-n // 128), -(-k // 128))
     out: dict[str, Tensor] = {"row_scale": rows}
-    if values.numel() == n and values.shape[0] in (1, n) and (values.shape != blocks or scheme is Scheme.INT8):
-        rows[:n] = values.flatten() * factor
-    elif values.numel() == 1:
+    if (
+        values.numel() == n and values.shape[0] in (1, n) and (values.shape != blocks or scheme is Scheme.INT8)
+    ) or values.numel() == 1:
         rows[:n] = values.flatten() * factor
     else:
         _require(
@@ -299,9 +299,7 @@ def embed(
     """
     ids = _int32(token_ids, "token_ids")
     out = torch.empty((token_ids.shape[0], weight.shape[1]), dtype=out_dtype)
-    _kernels.embed(
-        weight.handle, ids, token_ids.shape[0], out.data_ptr(), _dtype(out, "out"), weight.shape[1], scale
-    )
+    _kernels.embed(weight.handle, ids, token_ids.shape[0], out.data_ptr(), _dtype(out, "out"), weight.shape[1], scale)
     return out
 
 
@@ -312,7 +310,7 @@ def dequantize(weight: PackedWeight) -> Tensor:
     return out
 
 
-# -- cache and attention -------------------------------------------------------------------------------------------------
+# -- cache and attention ---------------------------------------------------------------------------------------------
 
 
 def kv_block_shapes(
@@ -564,7 +562,7 @@ def attention_ragged(
     return kernel.ragged(query, key, value, query_start_loc, key_start_loc, sinks=sinks, lse=lse)
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------------
+# -- rows ------------------------------------------------------------------------------------------------------------
 
 
 def rms_norm(
@@ -648,7 +646,7 @@ def rope(x: Tensor, positions: Tensor, cos_sin: Tensor, *, interleaved: bool = F
     )
 
 
-# -- tokens --------------------------------------------------------------------------------------------------------------
+# -- tokens ----------------------------------------------------------------------------------------------------------
 
 
 def sample(
