@@ -40,8 +40,7 @@ def free_port() -> int:
     """A TCP port that nobody listened on a moment ago."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+        return int(sock.getsockname()[1])
 
 
 def environment(env: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -166,19 +165,30 @@ def served(
     model: str | Path,
     *flags: str,
     device: str | None = None,
-    name: str = "m",
+    name: str | None = "m",
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[CoreServer]:
-    """A healthy `core serve MODEL FLAGS` on a free port; ended on the way out, by SIGTERM, then by force."""
+    """A healthy `core serve MODEL FLAGS` on a free port; ended on the way out, by SIGTERM, then by force.
+
+    Args:
+        model: As for the command.
+        flags: Further ones; host, port, device and name are given last and win.
+        device: None takes `default_device()`.
+        name: Public name of the model; None leaves it to `flags`, else to `model`.
+        env: Over this process's environment.
+        cwd: Where the server runs.
+    """
     port = free_port()
     device = device or default_device()
-    args = ("serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", device)
+    args = ("serve", str(model), *flags, "--host", "127.0.0.1", "--port", str(port), "--device", device)
+    if name is not None:
+        args = (*args, "--served-model-name", name)
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "server.log"
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                command_line(*args, "--served-model-name", name, *flags),
+                command_line(*args),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -186,7 +196,7 @@ def served(
                 cwd=cwd,
             )
         server = CoreServer(process, f"http://127.0.0.1:{port}", log_path)
-        server.model = name
+        server.model = name or str(model)
         try:
             server.wait_healthy()
             yield server
