@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from core.backend.ops import (
 from core.spec import CacheKind, DType, KVCacheSpec
 from core_conformance.subject import Subject, oracle
 
-__all__ = ["PagedStep", "Poison", "export", "full_cache", "int32", "new_cache", "poison_byte"]
+__all__ = ["POISONS", "PagedStep", "Poison", "export", "full_cache", "int32", "new_cache", "poison_byte"]
 
 Poison = Literal["nan", "large"]
+POISONS: tuple[Poison, ...] = ("nan", "large")
 
 
 def int32(values: Sequence[object]) -> Tensor:
@@ -90,7 +90,7 @@ class PagedStep:
         self.block_size = block_size or subject.block_size
         self.query_lens, self.seq_lens, self.padding = list(query_lens), list(seq_lens), padding
         self.spec = op.cache_spec
-        self._deal_blocks(seed)
+        self.deal_blocks(seed)
         draw = torch.Generator().manual_seed(seed)
         dtype = torch_dtype(op.kv_dtype)
         heads = op.num_kv_heads
@@ -98,12 +98,14 @@ class PagedStep:
         self.values = [torch.randn(n, heads, op.v_head_dim, generator=draw).to(dtype) for n in seq_lens]
         self.query = torch.randn(self.num_tokens, op.num_heads, op.head_dim, generator=draw).to(torch_dtype(op.dtype))
 
-    def _deal_blocks(self, seed: int) -> None:
+    def deal_blocks(self, seed: int) -> None:
+        """Gives the requests other blocks, in an order that depends on the seed."""
         needed = [-(-length // self.block_size) for length in self.seq_lens]
         self.num_blocks = sum(needed) + 3
         free = list(range(1, self.num_blocks))
         random.Random(seed).shuffle(free)
-        self.owned = [[free.pop() for _ in range(count)] for count in needed]
+        owned = [[free.pop() for _ in range(count)] for count in needed]
+        self.tables = [self._kept(row, blocks) for row, blocks in enumerate(owned)]
 
     @property
     def num_tokens(self) -> int:
@@ -117,14 +119,14 @@ class PagedStep:
 
     def slot(self, row: int, position: int) -> int:
         """Where a request keeps a position; -1 where its block fell out of the window."""
-        block = self._table(row)[position // self.block_size]
+        block = self.tables[row][position // self.block_size]
         return block * self.block_size + position % self.block_size if block else -1
 
-    def _table(self, row: int) -> list[int]:
+    def _kept(self, row: int, blocks: Sequence[int]) -> list[int]:
         """The request's blocks, null where no query of the step reaches."""
         window = self.op.window
         first = max(0, self.seq_lens[row] - self.query_lens[row] - window + 1) if window else 0
-        return [block if (i + 1) * self.block_size > first else 0 for i, block in enumerate(self.owned[row])]
+        return [block if (i + 1) * self.block_size > first else 0 for i, block in enumerate(blocks)]
 
     # -- batches -----------------------------------------------------------------------------------------------------
 
@@ -166,8 +168,8 @@ class PagedStep:
         )
 
     def _tables(self, work: Sequence[_Work], padding: int) -> list[list[int]]:
-        width = max((len(blocks) for blocks in self.owned), default=1) or 1
-        rows = [self._table(row)[: -(-item.length // self.block_size)] for row, item in enumerate(work)]
+        width = max((len(blocks) for blocks in self.tables), default=1) or 1
+        rows = [self.tables[row][: -(-item.length // self.block_size)] for row, item in enumerate(work)]
         return [row + [0] * (width - len(row)) for row in rows] + [[0] * width] * padding
 
     # -- the device --------------------------------------------------------------------------------------------------
@@ -185,9 +187,8 @@ class PagedStep:
         """A poisoned cache on the device into which `kv_write` has put every key and value that is still owned."""
         slab = new_cache(self.subject, self.spec, self.block_size, self.num_blocks, self.poison)
         cache = slab.views()
-        order = sorted(range(len(self.seq_lens)), key=lambda row: self.seq_lens[row])
         write = self.subject.bind(self.write_op)
-        for row in order:  # one request a step, so that no step is larger than the device was told of
+        for row in range(len(self.seq_lens)):  # one request a step, so that no step is larger than the device was told of
             plan = self.subject.backend.plan(self._row_batch(row), self.group_spec(self.write_op))
             put = self.subject.put
             write(KvWriteArgs(key=put(self.keys[row]), value=put(self.values[row]), cache=cache, plan=plan))
@@ -196,8 +197,7 @@ class PagedStep:
     def _row_batch(self, row: int) -> Batch:
         alone = PagedStep.__new__(PagedStep)
         alone.__dict__.update(self.__dict__)
-        alone.owned, alone.query_lens, alone.seq_lens = [self._table(row)], [self.seq_lens[row]], [self.seq_lens[row]]
-        alone.op = dataclasses.replace(self.op, window=0)
+        alone.tables, alone.query_lens, alone.seq_lens = [self.tables[row]], [self.seq_lens[row]], [self.seq_lens[row]]
         return alone._batch([_Work(self.seq_lens[row], self.seq_lens[row])], 0, on_device=True)
 
     @property
@@ -234,11 +234,10 @@ class PagedStep:
         memory = torch.full((self.num_blocks * layout.block_bytes,), 0xFF, dtype=torch.uint8)
         planes = KVSlab(tensor=memory, layout=layout, num_blocks=self.num_blocks).views()
         for row, length in enumerate(self.seq_lens):
-            for position in range(length):
-                slot = self.slot(row, position)
-                if slot >= 0:
-                    planes[0].flatten(0, 1)[slot] = self.keys[row][position]
-                    planes[1].flatten(0, 1)[slot] = self.values[row][position]
+            slots = torch.tensor([self.slot(row, position) for position in range(length)], dtype=torch.int64)
+            kept = slots >= 0
+            for plane, tokens in zip(planes, (self.keys[row], self.values[row]), strict=True):
+                plane.flatten(0, 1)[slots[kept]] = tokens[kept]
         return planes
 
     def host_plan(self) -> Plan:

@@ -99,8 +99,10 @@ class SuitePlugin:
         if mark is None:
             self.problems.append(f"{item.nodeid} has no conformance id")
             return item.nodeid
-        callspec = getattr(item, "callspec", None)
-        return f"{mark.args[0]}/{callspec.id}" if callspec is not None else str(mark.args[0])
+        name, callspec = str(mark.args[0]), getattr(item, "callspec", None)
+        if callspec is None:
+            return name
+        return f"{name}{'-' if name.count('/') > 1 else '/'}{callspec.id}"
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -187,7 +189,7 @@ def _reason(call: pytest.CallInfo[Any], report: pytest.TestReport) -> str:
     if call.excinfo is None:
         return _last_line(report)
     error = call.excinfo.value
-    text = str(error).strip()[:_LONGEST_REASON]
+    text = (str(error).strip().splitlines() or [""])[0][:_LONGEST_REASON]
     if isinstance(error, Mismatch):
         return text
     place = call.excinfo.traceback[-1]

@@ -107,7 +107,8 @@ class Attention:
         out = torch.full((*args.query.shape[:2], self.op.v_head_dim), math.nan, dtype=args.query.dtype)
         start = 0
         for request, (end, kv_len) in enumerate(zip(plan.query_ends, plan.kv_lens, strict=True)):
-            out[start:end] = self._one(args, plan, request, slice(start, end), kv_len)
+            padding = end > start and int(plan.block_table[request, (kv_len - 1) // BLOCK_SIZE]) == 0
+            out[start:end] = 0.0 if padding else self._one(args, plan, request, slice(start, end), kv_len)
             start = end
         return out
 
