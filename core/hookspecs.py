@@ -15,9 +15,12 @@ from core.spec import BackendInfo, ModelEntry
 __all__ = ["ENTRY_POINT_GROUP", "PROJECT", "hookimpl", "hookspec"]
 
 PROJECT = "core"
+"""Name of pluggy's project; a package makes its own `HookimplMarker` with it."""
 ENTRY_POINT_GROUP = "core.backends"
+"""Entry-point group in which packages announce their plugin."""
 
 hookspec = pluggy.HookspecMarker(PROJECT)
+"""Marks a function of this file as the specification of a hook."""
 hookimpl = pluggy.HookimplMarker(PROJECT)
 """Marks a plugin's function as an implementation of a hook of the same name."""
 

@@ -22,6 +22,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+"""The whole command line; `core.cli.main` runs it and turns errors into lines."""
 bench = typer.Typer(name="bench", help="Measure a server, or the engine alone.", no_args_is_help=True)
 app.add_typer(bench)
 

@@ -18,6 +18,7 @@ METRICS: dict[str, str] = {
     "itl": "Inter-token latency",
     "e2el": "End-to-end latency",
 }
+"""Latencies by the names that `--percentile-metrics` takes, with their titles."""
 
 
 @dataclass(slots=True)

@@ -32,6 +32,7 @@ class TokensPrompt(TypedDict):
 
 
 Prompt = str | Sequence[int] | TokensPrompt
+"""What a caller may give as one prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

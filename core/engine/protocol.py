@@ -159,9 +159,15 @@ class Dying(msgspec.Struct, frozen=True, tag="dying"):
 
 
 ToEngine = Add | Abort | Call | Shutdown
+"""What a parent says to its engine process."""
 FromEngine = Ready | Failed | Outputs | Rejected | Reply | Dying
+"""What an engine process says to its parent."""
 
 encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.Encoder().encode
+"""Bytes of a message."""
 decode_to_engine: Callable[[bytes], ToEngine] = msgspec.msgpack.Decoder(ToEngine).decode
+"""The message to an engine in these bytes; raises msgspec.DecodeError."""
 decode_from_engine: Callable[[bytes], FromEngine] = msgspec.msgpack.Decoder(FromEngine).decode
+"""The message of an engine in these bytes; raises msgspec.DecodeError."""
 decode_launch: Callable[[bytes], Launch] = msgspec.msgpack.Decoder(Launch).decode
+"""What a new process is started with; raises msgspec.DecodeError."""

@@ -20,6 +20,7 @@ OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics"})
 """Paths that need no key, compared exactly; every other path, known or not, is guarded."""
 
 MAX_REQUEST_ID_CHARS = 256
+"""Longest request id that a caller may choose."""
 
 
 def _header(scope: Scope, name: bytes) -> bytes | None:

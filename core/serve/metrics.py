@@ -19,6 +19,7 @@ from core.sampling_params import SamplingParams
 __all__ = ["CONTENT_TYPE", "Histogram", "RequestRecord", "ServerMetrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Of the exposition that `ServerMetrics.render` gives."""
 
 # fmt: off
 _TTFT = (

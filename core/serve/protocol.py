@@ -25,6 +25,7 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 
 Prompt = str | list[int]
+"""One prompt as the engine takes it: text or token ids."""
 Body = TypeVar("Body", bound=BaseModel)
 
 _UNAVAILABLE: dict[str, str] = {

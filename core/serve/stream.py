@@ -17,6 +17,7 @@ from core.serve.errors import as_api_error, error_body
 __all__ = ["DONE", "EventStream", "merge", "unless_disconnected"]
 
 DONE = b"data: [DONE]\n\n"
+"""The event that ends every stream without an error."""
 
 Result = TypeVar("Result")
 log = logging.getLogger("core.serve")

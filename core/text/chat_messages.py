@@ -17,6 +17,7 @@ _TEXT_PARTS = ("text", "input_text", "output_text")
 _REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 Message = dict[str, Any]
+"""A message of a conversation: `role`, `content` and what else the template reads."""
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:

@@ -38,6 +38,7 @@ Act = Tensor | Quantized
 """An activation: a plain tensor, or one that a norm quantized for its consumer (`Packed.input_format`)."""
 
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+"""Function on the gate of `act_mul`; "gelu_tanh" is the tanh approximation."""
 
 
 @dataclass(slots=True, kw_only=True)
