@@ -45,8 +45,8 @@ class GgufCursor:
         begin = self.at
         if num_bytes > len(self.data) - begin:
             raise ModelLoadError(
-                f"GGUF file {self.path} is cut short: {num_bytes} bytes wanted at {begin} and the file ends at {len(self.data)}; "
-                "fetch it again"
+                f"GGUF file {self.path} is cut short: {num_bytes} bytes wanted at {begin} "
+                f"and the file ends at {len(self.data)}; fetch it again"
             )
         self.at = begin + num_bytes
         return begin
