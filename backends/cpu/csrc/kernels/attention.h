@@ -184,8 +184,7 @@ static void softmax_row(const AttentionArgs& a, const Chunk& c, RowState& s, int
     F p = vexp(sub(load(x + (key - c.base)), shift));
 #ifdef CORE_DPBF16
     if (dp) {
-      store_bf16(s.p + row * kRowStride + (key - c.base), p);
-      p = load_bf16(s.p + row * kRowStride + (key - c.base));
+      store_bf16(s.p + row * kRowStride + (key - c.base), p);  // the sum keeps full precision, for lse
     } else
 #endif
     {
