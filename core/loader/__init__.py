@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from core.loader.checkpoint import Checkpoint, QuantizedTensor, TensorInfo, open_checkpoint
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from core.loader.hub import cache_home, pull, resolve_model
 from core.loader.package_models import PACKAGE_MODELS
-from core.loader.weights import ModelWeights
+
+if TYPE_CHECKING:
+    from core.loader.checkpoint import Checkpoint, QuantizedTensor, TensorInfo, open_checkpoint
+    from core.loader.weights import ModelWeights
 
 __all__ = [
     "PACKAGE_MODELS",
@@ -18,3 +23,18 @@ __all__ = [
     "pull",
     "resolve_model",
 ]
+
+_WITH_TORCH = {
+    "Checkpoint": "checkpoint",
+    "ModelWeights": "weights",
+    "QuantizedTensor": "checkpoint",
+    "TensorInfo": "checkpoint",
+    "open_checkpoint": "checkpoint",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The server resolves names and never opens weights: it must not pay for importing torch.
+    if name in _WITH_TORCH:
+        return getattr(importlib.import_module(f"core.loader.{_WITH_TORCH[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
