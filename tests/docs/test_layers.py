@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,8 @@ def check(tree: Path) -> subprocess.CompletedProcess[str]:
 
 def status(report: str, contract: str) -> str:
     """KEPT or BROKEN."""
-    [line] = [line for line in report.splitlines() if line.startswith(contract)]
-    return line.split()[-1]
+    [found] = re.findall(rf"^{re.escape(contract)} (KEPT|BROKEN)", report, re.MULTILINE)
+    return str(found)
 
 
 def test_the_tree_keeps_every_contract(tree_copy: Path) -> None:
