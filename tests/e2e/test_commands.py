@@ -12,6 +12,7 @@ import psutil
 from core_process import command_line, default_device, environment, run_core
 
 TINY = ("--dtype", "float32", "--threads", "1")
+NUM_LINES = 200
 
 
 def flags() -> tuple[str, ...]:
@@ -69,7 +70,7 @@ def results(path: Path) -> list[dict[str, object]]:
 def test_a_killed_batch_goes_on_where_it_was(tiny_llama: Path, tmp_path: Path) -> None:
     """The whole process is killed in the middle; the second run does the rest and nothing twice."""
     source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text(batch_lines(60), encoding="utf-8")
+    source.write_text(batch_lines(NUM_LINES), encoding="utf-8")
     args = ("batch", str(source), "--model", str(tiny_llama), "-o", str(target), "--served-model-name", "m", *flags())
     args = (*args, "--max-num-seqs", "2")
     first = subprocess.Popen(command_line(*args), stderr=subprocess.PIPE, env=environment())
@@ -87,14 +88,14 @@ def test_a_killed_batch_goes_on_where_it_was(tiny_llama: Path, tmp_path: Path) -
     assert not alive, "the engine outlived the command"
     kept = target.read_bytes()
     num_done = kept.count(b"\n")
-    assert 4 <= num_done < 60, "the kill came too late: nothing was tested"
+    assert 4 <= num_done < NUM_LINES, "the kill came too late: nothing was tested"
     with target.open("ab") as out:
         out.write(b'{"id": "cut o')
     second = run_core(*args)
     assert second.returncode == 0, second.stderr
     found = results(target)
     assert target.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
-    assert sorted(str(item["custom_id"]) for item in found) == sorted(f"r{i}" for i in range(60))
+    assert sorted(str(item["custom_id"]) for item in found) == sorted(f"r{i}" for i in range(NUM_LINES))
     assert all(item["error"] is None for item in found)
 
 
@@ -104,7 +105,7 @@ def test_doctor_says_how_each_operation_runs(tiny_llama: Path) -> None:
     report = json.loads(done.stdout)
     assert report["backend"].partition(":")[0] == default_device()
     kinds = {row["operation"]: row["kind"] for row in report["operations"]}
-    assert {"attention", "kv_write", "linear", "rms_norm", "rope", "embed"} <= kinds.keys()
+    assert {"attention", "linear", "rms_norm", "embed"} <= kinds.keys()
     assert set(kinds.values()) <= {"NATIVE", "COMPOSITE"}
     assert kinds["attention"] == "NATIVE"
     assert report["usable"] is True
