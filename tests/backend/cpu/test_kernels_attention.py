@@ -241,18 +241,21 @@ def test_a_request_without_queries_and_a_step_without_requests_write_nothing() -
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [0, 50])
-def test_without_splits_a_row_has_the_same_bits_in_any_batch_and_any_chunking(dtype: torch.dtype, window: int) -> None:
+@pytest.mark.parametrize("window", [0, 50, 150])
+@pytest.mark.parametrize("split_keys", [-1, 128])
+def test_a_row_has_the_same_bits_in_any_chunking_unless_splits_are_free(
+    dtype: torch.dtype, window: int, split_keys: int
+) -> None:
     torch.manual_seed(3)
-    case = Case([(170, 170)], dtype=dtype, split_keys=-1)
+    case = Case([(300, 300)], dtype=dtype, split_keys=split_keys)
     query, keys, values, _ = random_case(case)
     planes, table = fill_cache(case, keys, values)
     case.window = window
     whole, _ = run_paged(case, query, planes, table, None)
     for size in (1, 7, 64):
         pieces = []
-        for begin in range(0, 170, size):
-            end = min(170, begin + size)
+        for begin in range(0, 300, size):
+            end = min(300, begin + size)
             case.requests = [(end - begin, end)]
             pieces.append(run_paged(case, query[begin:end], planes, table, None)[0])
         assert torch.equal(torch.cat(pieces), whole)

@@ -1,7 +1,7 @@
 // Paged attention, one entry for prefill, chunk, decode and mixed batches. A task is (request, kv head, run of queries, run of
 // keys): the queries of all heads that share the kv head are rows of one tile, so that each key block is read once for them.
-// Keys go by in chunks of 128 that start at multiples of 128, whatever the batch: with no split a row's bits do not depend
-// on the batch, on the chunking of its prompt, or on the number of threads.
+// Keys go by in chunks of 128 that start at multiples of 128, whatever the batch: without splits, or with splits at fixed
+// keys, a row's bits do not depend on the batch, on the chunking of its prompt, or on the number of threads.
 #pragma once
 
 namespace core_cpu {
@@ -368,6 +368,7 @@ static void merge_range(void* context, int64_t begin, int64_t end) {
 struct SplitRule {
   int64_t keys;  // keys a split takes at least; 0 = never split
   int64_t most;  // splits of one tile at most
+  bool always;   // split at every multiple of `keys`, whatever the batch
 };
 
 CORE_INLINE int64_t tile_queries(const AttentionArgs& a) { return max64(1, kTaskRows / (a.num_heads / a.kv.num_kv_heads)); }
@@ -379,23 +380,24 @@ static int64_t count_tiles(const AttentionArgs& a) {
 }
 
 static SplitRule split_rule(const AttentionArgs& a, int64_t tiles) {
-  if (a.split_keys < 0) return {0, 1};
-  if (a.split_keys > 0) return {round_up(a.split_keys, kKeyChunk), int64_t{1} << 30};
+  if (a.split_keys < 0) return {0, 1, false};
+  if (a.split_keys > 0) return {round_up(a.split_keys, kKeyChunk), 0, true};
   int64_t want = 2 * num_threads();
-  if (num_threads() == 1 || tiles >= want) return {0, 1};
-  return {kMinSplit, ceil_div(want, max64(1, tiles))};
+  if (num_threads() == 1 || tiles >= want) return {0, 1, false};
+  return {kMinSplit, ceil_div(want, max64(1, tiles)), false};
 }
 
 CORE_INLINE int64_t num_splits(const SplitRule& rule, int64_t key0, int64_t key1) {
-  if (rule.keys == 0 || key1 - key0 <= rule.keys) return 1;
-  return max64(1, min64(rule.most, ceil_div(key1, rule.keys) - key0 / rule.keys));
+  if (rule.keys == 0) return 1;
+  if (rule.always) return max64(1, ceil_div(key1, rule.keys) - key0 / rule.keys);
+  return max64(1, min64(rule.most, (key1 - key0) / rule.keys));
 }
 
 // Appends the splits of one tile. Borders between splits are multiples of a chunk.
 static int64_t add_tile(AttentionTask* out, AttentionTask t, const SplitRule& rule, int64_t rows, int64_t dv,
                         int64_t& partial_floats) {
   int64_t key0 = t.key0, key1 = t.key1, count = num_splits(rule, key0, key1);
-  int64_t unit = rule.most > (1 << 20) ? rule.keys : kKeyChunk;
+  int64_t unit = rule.always ? rule.keys : kKeyChunk;
   int64_t origin = key0 / unit * unit, step = round_up(ceil_div(key1 - origin, count), unit);
   count = max64(1, ceil_div(key1 - origin, max64(step, 1)));
   t.num_splits = int32_t(count);

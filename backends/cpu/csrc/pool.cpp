@@ -1,0 +1,112 @@
+#include "pool.h"
+
+#include <pthread.h>
+
+#include <thread>
+
+namespace core_cpu {
+namespace {
+
+constexpr int kSpins = 4000;       // looks at the state before a worker sleeps: some 50 to 150 microseconds
+constexpr int kWaitSpins = 2000;   // looks before a waiting caller starts to give its core away
+
+std::atomic<Pool*> g_pool{nullptr};
+
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+uint32_t epoch_of(uint64_t state) { return static_cast<uint32_t>(state >> 32); }
+
+void forget_in_child() { g_pool.store(nullptr, std::memory_order_relaxed); }
+
+}  // namespace
+
+// The pool is never destroyed: workers may look at it until the process is gone.
+Pool& Pool::instance() {
+  Pool* pool = g_pool.load(std::memory_order_acquire);
+  if (pool) return *pool;
+  static const int registered = pthread_atfork(nullptr, nullptr, forget_in_child);
+  (void)registered;
+  Pool* made = new Pool;
+  if (g_pool.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) return *made;
+  delete made;
+  return *pool;
+}
+
+bool Pool::claim(uint64_t epoch, int64_t& part, int64_t& parts) {
+  uint64_t state = state_.load(std::memory_order_acquire);
+  while (epoch_of(state) == epoch) {
+    part = static_cast<int64_t>(state & 0xffff);
+    parts = static_cast<int64_t>((state >> 16) & 0xffff);
+    if (part >= parts) return false;
+    if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
+void Pool::publish(int64_t parts) {
+  uint64_t epoch = epoch_of(state_.load(std::memory_order_relaxed)) + uint32_t{1};
+  unfinished_.store(parts, std::memory_order_relaxed);
+  state_.store((epoch & 0xffffffffu) << 32 | static_cast<uint64_t>(parts) << 16 | 1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) {
+    std::lock_guard<std::mutex> lock(sleep_);
+    wake_.notify_all();
+  }
+}
+
+void Pool::run(int64_t parts, PartFn fn, void* context) {
+  std::unique_lock<std::mutex> lock(running_, std::try_to_lock);
+  if (parts <= 1 || !lock.owns_lock()) {
+    for (int64_t i = 0; i < parts; i++) fn(context, i, parts);
+    return;
+  }
+  grow(parts - 1);
+  fn_ = fn;
+  context_ = context;
+  publish(parts);
+  uint32_t epoch = epoch_of(state_.load(std::memory_order_relaxed));
+  int64_t part = 0;
+  do {
+    fn(context, part, parts);
+    finish_one();
+  } while (claim(epoch, part, parts));
+  for (int spins = 0; unfinished_.load(std::memory_order_acquire) > 0; spins++) {
+    if (spins < kWaitSpins) pause();
+    else std::this_thread::yield();
+  }
+}
+
+void Pool::grow(int64_t workers) {
+  for (; workers_ < workers; workers_++) std::thread([this] { work(); }).detach();
+}
+
+// Waits for an epoch other than `seen`: spinning first, then asleep.
+uint32_t Pool::next_job(uint32_t seen) {
+  for (int i = 0; i < kSpins; i++) {
+    uint32_t epoch = epoch_of(state_.load(std::memory_order_acquire));
+    if (epoch != seen) return epoch;
+    pause();
+  }
+  std::unique_lock<std::mutex> lock(sleep_);
+  sleepers_.fetch_add(1, std::memory_order_seq_cst);
+  wake_.wait(lock, [&] { return epoch_of(state_.load(std::memory_order_seq_cst)) != seen; });
+  sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+  return epoch_of(state_.load(std::memory_order_acquire));
+}
+
+void Pool::work() {
+  uint32_t seen = 0;
+  for (;;) {
+    seen = next_job(seen);
+    int64_t part = 0, parts = 0;
+    while (claim(seen, part, parts)) {
+      fn_(context_, part, parts);
+      finish_one();
+    }
+  }
+}
+
+}  // namespace core_cpu
