@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 
 import tokenizers
 
+from core.text.unlocked_encoding import encode_unlocked
+
 __all__ = ["MarkedEncoder"]
 
 _OWNED_RUN = re.compile(rb"[\x01\x02]+")
@@ -65,7 +67,7 @@ class MarkedEncoder:
     def encode(self, text: str, mask: bytes) -> list[int]:
         """Ids of `text`; `mask` has one byte for each character, its owner as in `core.text.owned_text`."""
         ids: list[int] = []
-        for token_id in self._encoder.encode(self._rename_owned(text, mask), add_special_tokens=False).ids:
+        for token_id in encode_unlocked(self._encoder, self._rename_owned(text, mask), add_special_tokens=False):
             restored = self._restored.get(token_id, token_id)
             if restored in self._protected and token_id not in self._renamed_ids:
                 ids += self._spell(restored)

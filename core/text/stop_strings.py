@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from core.errors import InvalidRequestError
 
 __all__ = ["StopChecker"]
+
+
+@lru_cache(maxsize=256)
+def _failures(text: str) -> Sequence[int]:
+    """Length of the longest border of each prefix. Kept: the choices of a request look for the same strings."""
+    failure = [0] * (len(text) + 1)
+    length = 0
+    for index in range(1, len(text)):
+        while length and text[index] != text[length]:
+            length = failure[length]
+        length += text[index] == text[length]
+        failure[index + 1] = length
+    return failure
 
 
 class _Matcher:
@@ -17,13 +31,7 @@ class _Matcher:
     def __init__(self, text: str) -> None:
         self.text = text
         self.state = 0
-        self.failure = [0] * (len(text) + 1)
-        length = 0
-        for index in range(1, len(text)):
-            while length and text[index] != text[length]:
-                length = self.failure[length]
-            length += text[index] == text[length]
-            self.failure[index + 1] = length
+        self.failure = _failures(text)
 
     def step(self, char: str) -> bool:
         """Whether the string ends with this character."""

@@ -13,6 +13,7 @@ import tokenizers
 from core.errors import InvalidRequestError
 from core.text.marked_encoding import MarkedEncoder
 from core.text.token_pieces import marks_spaces, piece_decoder, strips_leading_space
+from core.text.unlocked_encoding import encode_unlocked
 
 __all__ = ["Tokenizer", "TokenizerInfo", "load_tokenizer"]
 
@@ -153,9 +154,9 @@ class Tokenizer:
         """
         by_flags = self.info.add_bos is not None or self.info.add_eos is not None
         use_processor = add_special_tokens and not by_flags
-        ids = self._backend.encode(_checked_text(text), add_special_tokens=use_processor).ids
+        ids = encode_unlocked(self._backend, _checked_text(text), add_special_tokens=use_processor)
         if not (add_special_tokens and by_flags):
-            return list(ids)
+            return ids
         return [*self._ends("bos_token", self.info.add_bos), *ids, *self._ends("eos_token", self.info.add_eos)]
 
     def encode_plain(self, text: str) -> list[int]:

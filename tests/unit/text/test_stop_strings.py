@@ -79,3 +79,12 @@ def test_cost_grows_with_the_text_and_not_its_square() -> None:
     for _ in range(20_000):
         checker.push("aaaa")
     assert time.process_time() - start < 10.0
+
+
+def test_many_choices_with_long_stop_strings_begin_at_once() -> None:
+    stops = [f"{number}" + "ab" * 500_000 for number in range(4)]
+    StopChecker(stops)
+    begin = time.perf_counter()
+    for _ in range(128):
+        StopChecker(stops)
+    assert time.perf_counter() - begin < 1.0

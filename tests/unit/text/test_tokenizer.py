@@ -6,6 +6,8 @@ import json
 import struct
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -205,3 +207,34 @@ def test_damaged_folders_are_load_errors(tmp_path: Path, chatml: Tokenizer, name
     (folder / name).write_text("{")
     with pytest.raises(ModelLoadError, match="download it again"):
         load_tokenizer(folder)
+
+
+def test_a_long_text_has_the_ids_of_its_parts_and_leaves_the_interpreter_to_other_threads(
+    byte_level: MakeTokenizer,
+) -> None:
+    tokenizer = byte_level([b"ab"], special=["<|x|>"])
+    text = "ab <|x|>" * 150_000
+    gaps, done = [], threading.Event()
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not done.is_set():
+            time.sleep(0.001)
+            gaps.append((now := time.perf_counter()) - last)
+            last = now
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    begin = time.perf_counter()
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    took = time.perf_counter() - begin
+    done.set()
+    watcher.join()
+    assert ids == tokenizer.encode("ab <|x|>", add_special_tokens=False) * 150_000
+    assert max(gaps) < 0.7 * took
+
+
+def test_marked_text_is_the_same_long_and_short(byte_level: MakeTokenizer) -> None:
+    tokenizer = byte_level([b"ab"], special=["<|x|>"])
+    spans = [("ab <|x|>", False), ("<|x|>", True)]
+    assert tokenizer.encode_marked(spans * 1000) == tokenizer.encode_marked(spans) * 1000
