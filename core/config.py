@@ -10,6 +10,21 @@ from core.errors import ConfigError
 
 __all__ = ["CacheConfig", "EngineConfig", "SchedulerConfig"]
 
+MAX_INT32 = 2**31 - 1
+"""Positions, blocks and slots are int32 on every device."""
+MAX_INT64 = 2**63 - 1
+MAX_RUNNING = 2**16
+"""Every place costs host memory, whether it is taken or not."""
+MAX_THREADS = 4096
+
+
+def _check_range(flag: str, value: int | None, low: int, high: int) -> None:
+    """Raises ConfigError, naming the flag, where a value is given and not in [low, high]."""
+    if value is not None and not low <= value <= high:
+        bound = f"at least {low}" if value < low else f"at most {high}"
+        advice = "give a larger value" if value < low else "give a smaller value"
+        raise ConfigError(f"{flag} must be {bound}, got {value}; {advice}")
+
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds and policy of the Scheduler.
@@ -39,10 +54,10 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For tests: preempt a running request at every step that allows it."""
 
     def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if getattr(self, name) < 1:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} must be at least 1, got {getattr(self, name)}; give a larger value")
+        _check_range("--max-num-seqs", self.max_num_seqs, 1, MAX_RUNNING)
+        _check_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, MAX_INT32)
+        _check_range("--max-num-queued-reqs", self.max_num_queued_reqs, 0, MAX_INT64)
+        _check_range("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, MAX_INT32)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-model-len {self.max_model_len} "
@@ -51,7 +66,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The KV cache."""
+    """The KV cache.
+
+    Raises:
+        ConfigError: on construction, naming flag and value.
+    """
 
     block_size: int | None = None
     """Tokens a block; None takes the backend's preferred size (`--block-size`)."""
@@ -68,16 +87,20 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory for blocks of preempted requests; needed by `--preemption-mode swap` (`--swap-space`)."""
 
     def __post_init__(self) -> None:
-        if self.block_size is not None and self.block_size < 1:
-            raise ConfigError(f"--block-size must be at least 1, got {self.block_size}")
-        if self.num_blocks is not None and self.num_blocks < 2:
-            raise ConfigError(f"--num-kv-blocks must be at least 2 (block 0 is reserved), got {self.num_blocks}")
+        _check_range("--block-size", self.block_size, 1, MAX_INT32)
+        _check_range("--num-kv-blocks", self.num_blocks, 2, MAX_INT32)  # block 0 is reserved
+        _check_range("--kv-cache-memory-bytes", self.kv_cache_memory_bytes, 1, MAX_INT64)
+        _check_range("--swap-space", self.swap_space_bytes, 0, MAX_INT64)
         if not 0.0 < self.device_memory_utilization <= 1.0:
             raise ConfigError(f"--gpu-memory-utilization must be in (0, 1], got {self.device_memory_utilization}")
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything an engine is built from."""
+    """Everything an engine is built from.
+
+    Raises:
+        ConfigError: on construction, naming flag and value.
+    """
 
     model: str
     """A folder, a GGUF file, or a name that `core pull` knows."""
@@ -103,3 +126,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int = 20
     scheduler: SchedulerConfig = SchedulerConfig()
     cache: CacheConfig = CacheConfig()
+
+    def __post_init__(self) -> None:
+        _check_range("--seed", self.seed, -MAX_INT64 - 1, MAX_INT64)
+        _check_range("--threads", self.num_threads, 0, MAX_THREADS)
+        _check_range("--max-model-len", self.max_model_len, 1, MAX_INT32)
+        _check_range("--max-logprobs", self.max_logprobs, 0, MAX_INT32)

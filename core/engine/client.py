@@ -177,13 +177,13 @@ class _Sockets:
 
 
 def _spawn(launch: Launch, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    data = protocol.encode(launch)
     process = subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         env={**os.environ, **env},
         start_new_session=True,
     )
-    data = protocol.encode(launch)
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(len(data).to_bytes(8, "big") + data)

@@ -190,7 +190,7 @@ class Decoder:
         return f"{self._prefix}layers.{index}."
 
     def _make_rotaries(self, ctx: BuildContext) -> dict[RopeConfig, RotaryEmbedding]:
-        positions = ctx.max_model_len or self.spec.max_model_len
+        positions = min(ctx.max_model_len or self.spec.max_model_len, self.spec.max_model_len)
         return {rope: make_rotary(ctx, rope, positions) for rope in dict.fromkeys(self.config.ropes)}
 
     def _make_layers(self, ctx: BuildContext) -> list[DecoderLayer]:

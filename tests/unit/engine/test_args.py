@@ -40,3 +40,28 @@ def test_a_value_of_the_wrong_type_is_a_config_error() -> None:
 def test_a_value_out_of_range_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="--max-num-seqs"):
         engine_config("m", max_num_seqs=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "flag", "values"),
+    [
+        ("max_num_seqs", "--max-num-seqs", (0, -5, 2**31, 10**20)),
+        ("max_num_batched_tokens", "--max-num-batched-tokens", (0, 10**20)),
+        ("max_num_queued_reqs", "--max-num-queued-reqs", (-5, 10**20)),
+        ("long_prefill_token_threshold", "--long-prefill-token-threshold", (-5, 10**20)),
+        ("max_model_len", "--max-model-len", (0, -2, 10**20)),
+        ("max_logprobs", "--max-logprobs", (-5, 10**20)),
+        ("seed", "--seed", (10**20, -(10**20))),
+        ("threads", "--threads", (-5, 2**31)),
+        ("block_size", "--block-size", (0, -5, 10**20)),
+        ("num_kv_blocks", "--num-kv-blocks", (1, -5, 10**20)),
+        ("kv_cache_memory_bytes", "--kv-cache-memory-bytes", (0, -5, 10**20)),
+        ("swap_space", "--swap-space", (-5, 10**20)),
+    ],
+)
+def test_a_number_that_no_engine_can_take_is_refused_before_one_is_started(
+    name: str, flag: str, values: tuple[int, ...]
+) -> None:
+    for value in values:
+        with pytest.raises(ConfigError, match=f"{flag} must be at (least|most) .*, got {value}"):
+            engine_config("m", **{name: value})
