@@ -64,7 +64,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
         check(self.n >= 1, "n", "at least 1")
         check(0.0 <= self.temperature < float("inf"), "temperature", "finite and at least 0")
         check(0.0 < self.top_p <= 1.0, "top_p", "in (0, 1]")
-        check(self.top_k >= -1, "top_k", "-1 or 0 (keep all) or at least 1")
+        check(-1 <= self.top_k < 2**63, "top_k", "-1 or 0 (keep all) or at least 1, and a 64-bit integer")
         check(0.0 <= self.min_p <= 1.0, "min_p", "in [0, 1]")
         check(0.0 < self.repetition_penalty < float("inf"), "repetition_penalty", "finite and above 0")
         check(-2.0 <= self.presence_penalty <= 2.0, "presence_penalty", "in [-2, 2]")

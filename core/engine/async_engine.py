@@ -24,8 +24,8 @@ from core.text.tokenizer import Tokenizer
 
 __all__ = ["AsyncEngine"]
 
-LONG_PROMPT_CHARS = 16_384
-"""A text of this length is tokenized in a thread, so that it does not hold up the streams of others."""
+LONG_INPUT = 16_384
+"""Characters and ids of a request from which on it is processed in a thread, so that the streams of others go on."""
 STOP_TIMEOUT_S = 10.0
 """Seconds that a process has to end when asked to; it is killed then."""
 
@@ -248,7 +248,7 @@ class AsyncEngine:
         self._supervisor.check()
 
     async def _process(self, prompt: str | Sequence[int], params: SamplingParams, **labels: object) -> ProcessedRequest:
-        if isinstance(prompt, str) and len(prompt) >= LONG_PROMPT_CHARS:
+        if len(prompt) + sum(map(len, params.bad_words)) >= LONG_INPUT:
             return await asyncio.to_thread(self._inputs.process, prompt, params, **labels)  # type: ignore[arg-type]
         return self._inputs.process(prompt, params, **labels)  # type: ignore[arg-type]
 

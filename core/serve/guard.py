@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -18,6 +20,10 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 OPEN_PATHS = frozenset({"/health", "/ping", "/version", "/load", "/metrics"})
 """Paths that need no key, compared exactly; every other path, known or not, is guarded."""
+
+LINGER_S = 5.0
+LINGER_BODIES = 4
+"""How long, and for how many times the limit, the rest of a body that is too large is read."""
 
 MAX_REQUEST_ID_CHARS = 256
 """Longest request id that a caller may choose."""
@@ -62,8 +68,16 @@ class ApiKeyGuard:
         return known
 
 
+class _BodyTooLargeError(Exception):
+    """Stops whoever reads the body; no CoreError, which the application would answer itself."""
+
+
 class BodyLimit:
-    """Answers 413 to bodies above `limit` bytes, whether announced or sent in chunks."""
+    """Answers 413 to bodies above `limit` bytes, whether announced or sent in chunks.
+
+    What a client still sends is read and thrown away for a while before it gets the answer: closing on it at once
+    resets the connection, and most clients then report that and never see the answer.
+    """
 
     def __init__(self, app: Application, limit: int) -> None:
         self.app = app
@@ -74,10 +88,14 @@ class BodyLimit:
             await self.app(scope, receive, send)
             return
         announced = _header(scope, b"content-length")
-        if announced is not None and int(announced) > self.limit:
+        try:
+            if announced is not None and int(announced) > self.limit:
+                raise _BodyTooLargeError
+            await self.app(scope, self._counted(receive), send)
+        except _BodyTooLargeError:
+            if _header(scope, b"expect") is None:  # who asks first has sent nothing yet
+                await _discard(receive, LINGER_BODIES * self.limit)
             await error_response(self._too_large())(scope, receive, send)
-            return
-        await self.app(scope, self._counted(receive), send)
 
     def _counted(self, receive: Receive) -> Receive:
         size = 0
@@ -87,7 +105,7 @@ class BodyLimit:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.limit:
-                raise self._too_large()
+                raise _BodyTooLargeError
             return message
 
         return counted
@@ -95,6 +113,17 @@ class BodyLimit:
     def _too_large(self) -> ApiError:
         message = f"the request body is above {self.limit} bytes; send less, or raise --max-request-bytes"
         return ApiError(413, message, code="request_too_large", headers={"Connection": "close"})
+
+
+async def _discard(receive: Receive, num_bytes: int) -> None:
+    """Reads the rest of a body and keeps nothing; gives up after `num_bytes` or `LINGER_S`."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            while num_bytes > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                num_bytes -= len(message.get("body", b""))
 
 
 def check_request_id(value: str, field: str) -> None:

@@ -53,23 +53,29 @@ def naming(fields: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-async def encode_prompts(engine: ServedEngine, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[Prompt]:
-    """Each prompt as token ids; those that came as ids are passed on for the engine to check."""
-    encoded: list[Prompt] = []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            encoded.append(await encode_text(engine, prompt, add_special_tokens))
-        else:
-            encoded.append(prompt)
-    return encoded
-
-
 async def encode_text(engine: ServedEngine, text: str, add_special_tokens: bool) -> list[int]:
-    """Token ids of `text`, which may spell control tokens."""
+    """Token ids of one text; see `encode_prompts`."""
+    (token_ids,) = await encode_prompts(engine, [text], add_special_tokens)
+    assert not isinstance(token_ids, str)
+    return token_ids
+
+
+async def encode_prompts(engine: ServedEngine, prompts: Sequence[Prompt], add_special_tokens: bool) -> list[Prompt]:
+    """Each prompt as token ids; those that came as ids are passed on for the engine to check.
+
+    Texts may spell control tokens. Texts that are long together are encoded in a thread.
+    """
     tokenizer = engine.tokenizer
-    if len(text) <= INLINE_CHARS:
-        return list(tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    return list(await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens))
+
+    def encode() -> list[Prompt]:
+        return [
+            list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens)) if isinstance(prompt, str) else prompt
+            for prompt in prompts
+        ]
+
+    if sum(len(prompt) for prompt in prompts if isinstance(prompt, str)) <= INLINE_CHARS:
+        return encode()
+    return await asyncio.to_thread(encode)
 
 
 class ChatRenderer:

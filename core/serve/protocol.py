@@ -21,10 +21,13 @@ __all__ = [
 ]
 
 MAX_STOP_STRINGS = 16
+MAX_STOP_CHARS = 4096
+"""Characters of a stop string: every choice of a request looks for each of them."""
 MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 
 Prompt = str | list[int]
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 """One prompt as the engine takes it: text or token ids."""
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -97,7 +100,7 @@ class SamplingFields(BaseModel):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_strings), Field(max_length=MAX_STOP_STRINGS)] = Field(
+    stop: Annotated[list[StopString], BeforeValidator(_strings), Field(max_length=MAX_STOP_STRINGS)] = Field(
         default_factory=list
     )
     response_format: ResponseFormat | None = None
@@ -117,7 +120,7 @@ class SamplingFields(BaseModel):
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
-    priority: int = 0
+    priority: int = Field(0, ge=-(2**63), lt=2**63)
     request_id: str | None = None
     cache_salt: str | None = None
 

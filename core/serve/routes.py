@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ from starlette.responses import Response
 
 from core.errors import InvalidRequestError
 from core.serve.errors import ApiError, error_response
+from core.serve.interface import ServedTokenizer
 from core.serve.logprobs import TokenTexts
 from core.serve.metrics import CONTENT_TYPE
 from core.serve.prompts import encode_text
@@ -96,7 +98,7 @@ async def tokenize(request: Request) -> Response:
     shown: dict[str, Any] = {"count": len(ids), "max_model_len": engine.facts.max_model_len, "tokens": ids}
     if body.return_token_strs:
         texts = TokenTexts(engine.tokenizer)
-        shown["token_strs"] = [texts.text(i) for i in ids]
+        shown["token_strs"] = await asyncio.to_thread(lambda: [texts.text(i) for i in ids])
     return _json(shown)
 
 
@@ -117,12 +119,15 @@ async def detokenize(request: Request) -> Response:
     state = server_state(request)
     body = await read_body(request, DetokenizeRequest)
     state.check_model(body.model)
-    tokenizer = state.engine.tokenizer
-    for token_id in body.tokens:
+    return _json({"prompt": await asyncio.to_thread(_decode, state.engine.tokenizer, body.tokens)})
+
+
+def _decode(tokenizer: ServedTokenizer, tokens: list[int]) -> str:
+    for token_id in tokens:
         if not 0 <= token_id < tokenizer.vocab_size:
             message = f"tokens holds id {token_id}; ids must be in [0, {tokenizer.vocab_size})"
             raise InvalidRequestError(message, param="tokens")
-    return _json({"prompt": tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 async def reset_prefix_cache(request: Request) -> Response:

@@ -281,3 +281,20 @@ async def test_small_routes(client: httpx.AsyncClient) -> None:
 async def test_dev_routes_are_there_only_on_demand(connect: Any, engine: FakeEngine) -> None:
     async with connect(engine, dev_routes=True) as client:
         assert (await client.post("/reset_prefix_cache")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"top_k": 10**19}, "top_k"),
+        ({"priority": 10**19}, "priority"),
+        ({"priority": -(10**30)}, "priority"),
+        ({"seed": 10**30}, "seed"),
+        ({"stop": ["x" * 4097]}, "stop.0"),
+    ],
+)
+async def test_values_that_no_engine_can_take_are_the_callers_mistake(
+    client: httpx.AsyncClient, fields: dict[str, Any], param: str
+) -> None:
+    for path, body in (("/v1/completions", TEXT), ("/v1/chat/completions", CHAT)):
+        assert check_error(await client.post(path, json={**body, **fields}), 400)["param"] == param

@@ -308,3 +308,15 @@ async def test_requests_while_loading_get_503() -> None:
 async def _patient(url: str) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(base_url=url, transport=httpx.AsyncHTTPTransport(retries=3)) as client:
         yield client
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_client_that_sends_too_much_reads_why(chunked: bool) -> None:
+    """H050: over a socket, where an early close would be a reset connection."""
+    with RunningServer(FakeEngine(), {"max_body_bytes": 1 << 20}) as server:
+        body = b" " * (3 << 20)
+        content = iter([body[i : i + 65536] for i in range(0, len(body), 65536)]) if chunked else body
+        reply = httpx.post(f"{server.url}/v1/completions", content=content, timeout=10)
+        assert reply.status_code == 413
+        assert reply.json()["error"]["code"] == "request_too_large"
+        assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
