@@ -10,21 +10,32 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from core.backend import Batch, GroupBatch, GroupSpec, KVSlab, Plan, canonical_layout, torch_dtype
+from core.backend import Batch, GroupBatch, GroupSpec, Kind, KVSlab, Plan, canonical_layout, torch_dtype
 from core.backend.ops import (
     AttentionArgs,
     AttentionOp,
     ExportBlocksArgs,
     ExportBlocksOp,
+    ImportBlocksOp,
     KvWriteArgs,
     KvWriteOp,
     LayerCache,
     OpSpec,
 )
 from core.spec import CacheKind, DType, KVCacheSpec
-from core_conformance.subject import Subject, oracle
+from core_conformance.subject import Mismatch, Subject, oracle
 
-__all__ = ["POISONS", "PagedStep", "Poison", "export", "full_cache", "int32", "new_cache", "poison_byte"]
+__all__ = [
+    "POISONS",
+    "PagedStep",
+    "Poison",
+    "export",
+    "full_cache",
+    "int32",
+    "new_cache",
+    "poison_byte",
+    "require_blocks",
+]
 
 Poison = Literal["nan", "large"]
 POISONS: tuple[Poison, ...] = ("nan", "large")
@@ -188,7 +199,9 @@ class PagedStep:
         slab = new_cache(self.subject, self.spec, self.block_size, self.num_blocks, self.poison)
         cache = slab.views()
         write = self.subject.bind(self.write_op)
-        for row in range(len(self.seq_lens)):  # one request a step, so that no step is larger than the device was told of
+        for row in range(
+            len(self.seq_lens)
+        ):  # one request a step, so that no step is larger than the device was told of
             plan = self.subject.backend.plan(self._row_batch(row), self.group_spec(self.write_op))
             put = self.subject.put
             write(KvWriteArgs(key=put(self.keys[row]), value=put(self.values[row]), cache=cache, plan=plan))
@@ -257,8 +270,23 @@ class PagedStep:
 def export(subject: Subject, slab: KVSlab, block_ids: Sequence[int]) -> tuple[Tensor, ...]:
     """Blocks in the canonical token-major form, on the host."""
     op = ExportBlocksOp(dtype=slab.layout.planes[0].dtype, layout=slab.layout)
+    require_blocks(subject, op)
     out = subject.bind(op)(ExportBlocksArgs(cache=slab.views(), block_ids=subject.put(int32(list(block_ids)))))
     return tuple(subject.get(plane) for plane in out)
+
+
+def require_blocks(subject: Subject, op: ExportBlocksOp | ImportBlocksOp) -> None:
+    """Asserts that blocks can be brought out of, or into, the backend's layout; a private layout owes that.
+
+    Raises:
+        Mismatch: the layout is private and the backend has no such operation.
+    """
+    if subject.binder.resolve(op).kind is Kind.NO:
+        raise Mismatch(
+            f"the KV layout {op.layout.id!r} is private and {op.name} is not NATIVE: nobody can say what the cache "
+            "holds, and its blocks cannot go to another device; bind export_blocks and import_blocks, or keep the "
+            "canonical layout"
+        )
 
 
 def full_cache(num_kv_heads: int, head_dim: int, dtype: DType, v_head_dim: int | None = None) -> KVCacheSpec:

@@ -18,7 +18,7 @@ from core.backend.ops import (
 )
 from core.spec import DType
 from core_conformance.checks import check
-from core_conformance.paged import export, full_cache, int32, new_cache
+from core_conformance.paged import export, full_cache, int32, new_cache, require_blocks
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES, norm_of, rope_table, rotated
 from core_conformance.tolerance import pointwise_bound, unit_roundoff
@@ -111,7 +111,9 @@ def test_views_of_a_fused_product(subject: Subject, dice: torch.Generator, varia
     fused = torch.randn(len(slots), 3 * width + 8, generator=dice).to(torch_dtype(variant))
     fused[:, :width], fused[:, 3 * width :] = float("nan"), float("nan")
     there = subject.put(fused)
-    views = [x[:, begin : begin + width].unflatten(1, (_HEADS, _DIM)) for x in (there, fused) for begin in (width, 2 * width)]
+    views = [
+        x[:, begin : begin + width].unflatten(1, (_HEADS, _DIM)) for x in (there, fused) for begin in (width, 2 * width)
+    ]
     plan = subject.backend.plan(_batch(subject, slots), _group(cache.slab, op))
     write(KvWriteArgs(key=views[0], value=views[1], cache=cache.slab.views(), plan=plan))
     cache.check(op, slots, views[2], views[3])
@@ -177,8 +179,10 @@ def _check_rotated(
 @check("L1/import_blocks", DTYPES)
 def test_blocks_go_in_and_out_of_the_layout(subject: Subject, dice: torch.Generator, variant: DType) -> None:
     """import then export gives the same bits; blocks that were not named keep theirs."""
+    subject.bind(_write_op(variant))
     cache = _Cache(subject, variant)
     op = ImportBlocksOp(dtype=variant, layout=cache.slab.layout)
+    require_blocks(subject, op)
     ids, size = [4, 1], subject.block_size
     planes = tuple(
         torch.randn(len(ids) * size, _HEADS, _DIM, generator=dice).to(torch_dtype(variant)) for _ in range(2)
@@ -199,9 +203,7 @@ def _group(slab: KVSlab, op: KvWriteOp | QkNormRopeWriteOp) -> GroupSpec:
     return GroupSpec(index=0, layout=slab.layout, ops=(op,))
 
 
-def _write(
-    subject: Subject, dice: torch.Generator, dtype: DType, slots: list[int], fill: float | None = None
-) -> None:
+def _write(subject: Subject, dice: torch.Generator, dtype: DType, slots: list[int], fill: float | None = None) -> None:
     op = _write_op(dtype)
     write, cache = subject.bind(op), _Cache(subject, dtype)
     key, value = (torch.randn(len(slots), _HEADS, _DIM, generator=dice).to(torch_dtype(dtype)) for _ in range(2))

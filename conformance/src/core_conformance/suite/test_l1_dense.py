@@ -144,9 +144,7 @@ def test_rope(subject: Subject, dice: torch.Generator, variant: str) -> None:
     """Positions out of order and repeated; query and key are views of one fused product; the rest is copied."""
     form, name = variant.split("-")
     dtype, rotary = DTYPES[name], 16 if form == "partial" else 32
-    op = RopeOp(
-        dtype=dtype, num_heads=4, num_kv_heads=2, head_dim=32, rotary_dim=rotary, interleaved=form == "pairs"
-    )
+    op = RopeOp(dtype=dtype, num_heads=4, num_kv_heads=2, head_dim=32, rotary_dim=rotary, interleaved=form == "pairs")
     fused, table = normal(dice, dtype, 5, 6 * 32 + 64), rope_table(64, rotary)
     positions = int32([0, 63, 7, 7, 31])
     there = subject.put(fused)

@@ -36,7 +36,9 @@ _QUANTIZERS = {
 SCHEME_NAMES = (*_QUANTIZERS, *GGUF_BLOCKS)
 
 
-def _linear_op(dtype: DType, k: int, n: int, out: DType | None = None, *features: str, scheme: str = "none") -> LinearOp:
+def _linear_op(
+    dtype: DType, k: int, n: int, out: DType | None = None, *features: str, scheme: str = "none"
+) -> LinearOp:
     return LinearOp(
         dtype=dtype,
         in_features=k,

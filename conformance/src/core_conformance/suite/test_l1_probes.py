@@ -17,6 +17,7 @@ from core_conformance.suite.test_l1_attention import attention_op
 from core_conformance.suite.test_l1_dense import DTYPES
 from core_conformance.tolerance import U_ACC, probe_bound, unit_roundoff
 
+
 def _seen(op: AttentionOp, position: int) -> range:
     """Keys that the query at a position sees."""
     return range(max(0, position - op.window + 1) if op.window else 0, position + 1)
@@ -109,7 +110,9 @@ def test_keys_of_the_right_head_are_read(subject: Subject, variant: DType) -> No
         step.keys[0][group, group, 0] = 8.0
     step.values[0].copy_(torch.arange(len(step.values[0]))[:, None, None].expand(*step.values[0].shape))
     exact = (torch.arange(6) // 2).double()[None, :, None].expand(1, 6, op.v_head_dim)
-    subject.agree(op, step.run(), exact, 1e-6 + 2 * unit_roundoff(torch_dtype(variant)) * exact, "(preferred key) result")
+    subject.agree(
+        op, step.run(), exact, 1e-6 + 2 * unit_roundoff(torch_dtype(variant)) * exact, "(preferred key) result"
+    )
 
 
 @check("L1/attention/order", DTYPES)
@@ -148,5 +151,3 @@ def test_large_logits_do_not_overflow(subject: Subject, variant: DType) -> None:
         exact = step.exact(wide_op(op))
         bound = 4 * unit_roundoff(torch_dtype(variant)) * float(step.values[0].float().abs().max()) + 1e-4
         subject.agree(op, step.run(), exact, bound, "(logits of hundreds) result")
-
-

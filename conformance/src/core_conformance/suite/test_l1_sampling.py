@@ -66,7 +66,9 @@ def _clear(args: SampleArgs) -> Tensor:
         probs = torch.where(inside, falling, -torch.inf).softmax(-1)
         far &= ((probs.cumsum(-1) - limit).abs() > SAMPLE_MARGIN / 10).all(-1)
     if args.min_p is not None:
-        far &= ((probs - args.min_p.double()[:, None] * probs[:, :1]).abs() > SAMPLE_MARGIN / 100 * probs[:, :1]).all(-1)
+        far &= ((probs - args.min_p.double()[:, None] * probs[:, :1]).abs() > SAMPLE_MARGIN / 100 * probs[:, :1]).all(
+            -1
+        )
     noise = gumbel(args.seeds[:, None], args.positions[:, None].long(), torch.arange(vocab)[None], GUMBEL_STREAM)
     best = torch.where(keep, z + noise, -torch.inf).topk(2, dim=-1).values
     return far & (best[:, 0] - best[:, 1] > SAMPLE_MARGIN)

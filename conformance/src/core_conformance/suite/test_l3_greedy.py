@@ -1,0 +1,131 @@
+"""L3: whatever the schedule, greedy tokens are those of the model alone."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from core_conformance.checks import check
+from core_conformance.goldens import copies, greedy, prompt_of
+from core_conformance.models import COPY_DISTANCE, MODELS
+from core_conformance.records import UnsupportedOutcome
+from core_conformance.rig import Comparison, Rig, engine, golden_set, tokens_of
+from core_conformance.subject import Mismatch, Subject
+from core_conformance.tolerance import COPY_MODEL_GAP
+
+
+def compare_all(subject: Subject, rig: Rig, what: str, *, first: int = 0, count: int = 10) -> None:
+    """Runs the golden prompts together and compares every token."""
+    goldens = golden_set(rig.model, rig.block_size, count)[first:]
+    comparison = Comparison(rig.model, exact=rig.model == "copy")
+    outputs = rig.run([golden.prompt for golden in goldens], max_tokens=count)
+    for golden, tokens in zip(goldens, outputs, strict=True):
+        comparison.check(rig, golden, tokens, what)
+    comparison.close(subject)
+
+
+@check("L3/copy-model")
+def test_the_copy_model_has_a_wide_margin(subject: Subject) -> None:
+    """Its golden is what its definition says, and no gap is below four nats: on it every honest backend is exact."""
+    for length in (COPY_DISTANCE + 1, 2 * subject.block_size + COPY_DISTANCE):
+        golden = greedy("copy", prompt_of(length, seed=9), COPY_DISTANCE // 2)
+        assert golden.tokens == copies(golden.prompt, len(golden.tokens)), "the copy model does not copy"
+        assert min(golden.gaps) >= COPY_MODEL_GAP, f"its smallest gap is {min(golden.gaps):.2f} nats"
+        subject.notes["smallest_gap"] = min(golden.gaps)
+
+
+@check("L3/greedy", [*MODELS], mandatory=True)
+def test_greedy(subject: Subject, variant: str) -> None:
+    """Prompts of one token and around the block size, together in one engine with default settings."""
+    with engine(subject, variant) as rig:
+        compare_all(subject, rig, "default schedule")
+
+
+@check("L3/greedy-half", ["copy"], mandatory=True)
+def test_greedy_in_half_precision(subject: Subject, variant: str) -> None:
+    """The copy model in bfloat16, or float16 where the device has no bfloat16: exact all the same."""
+    try:
+        with engine(subject, variant, dtype="bfloat16") as rig:
+            compare_all(subject, rig, "bfloat16")
+    except UnsupportedOutcome:
+        with engine(subject, variant, dtype="float16") as rig:
+            compare_all(subject, rig, "float16")
+
+
+@check("L3/sync", ["llama", "copy"])
+def test_without_asynchronous_scheduling(subject: Subject, variant: str) -> None:
+    """Each step is awaited before the next is scheduled."""
+    with engine(subject, variant, async_scheduling=False) as rig:
+        compare_all(subject, rig, "async_scheduling=False")
+
+
+@check("L3/chunks", [f"{m}-{n}" for m in MODELS for n in ("1", "7", "block", "block-plus-1")])
+def test_chunk_sizes(subject: Subject, variant: str) -> None:
+    """Prompts in chunks of one token, an odd number, a block and one more, decodes of others in the same steps."""
+    model, name = variant.split("-", 1)
+    size = subject.block_size
+    budget = {"1": 1, "7": 7, "block": size, "block-plus-1": size + 1}[name]
+    with engine(subject, model, max_num_batched_tokens=budget) as rig:
+        if budget > 1:
+            compare_all(subject, rig, f"chunks of {budget}", count=6)
+            return
+        golden = golden_set(model, rig.block_size, 6)[0]
+        comparison = Comparison(model, exact=model == "copy")
+        [tokens] = rig.run([golden.prompt], max_tokens=6)
+        comparison.check(rig, golden, tokens, "chunks of 1")
+        comparison.close(subject)
+
+
+@check("L3/batch-invariance", [*MODELS])
+def test_batch_mates_do_not_show(subject: Subject, variant: str) -> None:
+    """A request alone, first, last and in the middle of others: the same tokens."""
+    with engine(subject, variant, cache={"enable_prefix_caching": False}) as rig:
+        golden = golden_set(variant, rig.block_size, 10)[2]
+        comparison = Comparison(variant, exact=variant == "copy")
+        for before, after in ((0, 0), (0, 3), (3, 0), (2, 2)):
+            others = [rig.start(prompt_of(40 + 9 * i, seed=i), max_tokens=6) for i in range(before)]
+            mine = rig.start(golden.prompt, max_tokens=10)
+            others += [rig.start(prompt_of(50 + 7 * i, seed=i), max_tokens=12) for i in range(after)]
+            news = rig.finish()
+            assert len(news) == len(others) + 1, "an answer is missing"
+            comparison.check(rig, golden, tokens_of(news[mine]), f"{before} before and {after} behind it")
+        comparison.close(subject)
+
+
+@check("L3/bitwise", ["batch", "chunks"])
+def test_class_d3_is_bitwise(subject: Subject, variant: str) -> None:
+    """Where the device resolves every operation in class D3, log-probabilities are equal bit by bit."""
+    settings: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 7} if variant == "chunks" else {}]
+    found = []
+    for index, scheduler in enumerate(settings):
+        with engine(subject, "llama", deterministic=True, cache={"enable_prefix_caching": False}, **scheduler) as rig:
+            mine = rig.start(prompt_of(19, seed=5), max_tokens=5, logprobs=2)
+            for other in range(3 if index and variant == "batch" else 0):
+                rig.start(prompt_of(5 + 3 * other, seed=other), max_tokens=5)
+            news = rig.finish()[mine]
+            found.append([entry.logprobs for output in news for entry in output.new_logprobs])
+    if found[0] != found[1]:
+        raise Mismatch(f"class D3: log-probabilities differ with the {variant}: {found[0]} and {found[1]}")
+
+
+@check("L3/seeds", ["batch", "preemption", "chunks"])
+def test_a_seed_gives_the_same_answer(subject: Subject, variant: str) -> None:
+    """Sampling with a seed: alone, among others, preempted, in chunks; another seed gives another answer."""
+    prompt, common = prompt_of(20, seed=6), {"temperature": 0.8, "top_p": 0.95, "top_k": 50, "max_tokens": 12}
+    with engine(subject, "llama") as rig:
+        [alone], [again], [other] = (rig.run([prompt], seed=seed, **common) for seed in (42, 42, 43))
+    if alone != again:
+        raise Mismatch(f"the same seed gave {alone}, then {again}")
+    assert alone != other, "two seeds gave the same twelve tokens"
+    change: dict[str, Any] = {"preemption": {"force_preemption": True}, "chunks": {"max_num_batched_tokens": 7}}.get(
+        variant, {}
+    )
+    with engine(subject, "llama", **change) as rig:
+        dice = random.Random(1)
+        for index in range(3):
+            rig.start(prompt_of(dice.randrange(5, 40), seed=index), temperature=0.9, max_tokens=10)
+        mine = rig.start(prompt, seed=42, **common)
+        rig.start(prompt_of(9), temperature=0.9, max_tokens=10)
+        tokens = tokens_of(rig.finish()[mine])
+    if tokens != alone:
+        raise Mismatch(f"seed 42 ({variant}): {tokens}, alone it was {alone}")
