@@ -122,7 +122,7 @@ class AsyncEngine:
     @property
     def health(self) -> EngineHealth:
         """Whether requests are taken, and why not."""
-        return self._supervisor.health
+        return self._supervisor.observed_health
 
     @property
     def errored(self) -> bool:

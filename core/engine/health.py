@@ -14,6 +14,7 @@ class HealthState(enum.StrEnum):
     """Whether requests are taken now, may be taken soon, or never will be again."""
 
     HEALTHY = "healthy"
+    UNRESPONSIVE = "unresponsive"
     RESTARTING = "restarting"
     DEAD = "dead"
 
@@ -48,12 +49,16 @@ class RestartPolicy:
         window_s: Seconds after which an attempt is forgotten.
         first_delay_s: Seconds before the first attempt; doubles with each further one in the window.
         max_delay_s: Bound of the delay.
+        silence_limit_s: Seconds without a sign of life after which a process counts as unresponsive.
+        kill_silent_after_s: Seconds without one after which it is killed, and started again as if it had died.
     """
 
     max_restarts: int = 5
     window_s: float = 600.0
     first_delay_s: float = 0.2
     max_delay_s: float = 10.0
+    silence_limit_s: float = 30.0
+    kill_silent_after_s: float = 120.0
     _attempts: deque[float] = field(default_factory=deque, repr=False)
 
     def next_delay_s(self) -> float | None:

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
@@ -22,6 +23,7 @@ from core.engine import protocol
 from core.engine.build import build_engine
 from core.engine.engine import Engine
 from core.engine.protocol import Abort, Add, Call, Dying, Failed, Launch, Outputs, Ready, Rejected, Reply, Shutdown
+from core.engine.pulse import beating
 from core.errors import CoreError, EngineDeadError
 from core.outputs import EngineOutput
 
@@ -46,6 +48,7 @@ class EngineLoop:
         self._inbox = inbox
         self._outbox = outbox
         self._running = True
+        self._step_began: float | None = None
         self._stats_sent = engine.stats()
         self._calls: dict[str, Callable[[], None]] = {
             "reset_prefix_cache": engine.reset_prefix_cache,
@@ -61,7 +64,19 @@ class EngineLoop:
         self._send(Ready(self._engine.facts, self._stats_sent))
         while self._running:
             self._receive()
-            self._report(self._engine.step() if self._engine.has_work() else [])
+            self._report(self._step() if self._engine.has_work() else [])
+
+    def step_s(self) -> float:
+        """Seconds that the step at hand has taken up to now; 0 without one. Any thread may ask."""
+        began = self._step_began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def _step(self) -> list[EngineOutput]:
+        self._step_began = time.monotonic()
+        try:
+            return self._engine.step()
+        finally:
+            self._step_began = None
 
     def _receive(self) -> None:
         """Handles every message that is there; waits for one where there is nothing else to do."""
@@ -131,10 +146,12 @@ def _serve(launch: Launch) -> int:
             socket.linger = FLUSH_MS
             socket.connect(address)
         with inbox, outbox:
-            return _build_and_run(launch, inbox, outbox)
+            return _build_and_run(launch, context, inbox, outbox)
 
 
-def _build_and_run(launch: Launch, inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]) -> int:
+def _build_and_run(
+    launch: Launch, context: zmq.Context[zmq.Socket[bytes]], inbox: zmq.Socket[bytes], outbox: zmq.Socket[bytes]
+) -> int:
     try:
         engine = build_engine(launch.config, runner_factory=launch.runner_factory)
     except CoreError as error:
@@ -145,7 +162,9 @@ def _build_and_run(launch: Launch, inbox: zmq.Socket[bytes], outbox: zmq.Socket[
         outbox.send(protocol.encode(Failed(protocol.WireError.of(error), 1)))
         return 1
     try:
-        EngineLoop(engine, inbox, outbox).run()
+        loop = EngineLoop(engine, inbox, outbox)
+        with beating(context, launch.outbox, loop.step_s):
+            loop.run()
         return 0
     except EngineDeadError as error:
         logger.error("the engine ends: %s", error)

@@ -15,6 +15,7 @@ from core.request import EngineRequest
 __all__ = [
     "Abort",
     "Add",
+    "Beat",
     "Call",
     "Dying",
     "EngineFacts",
@@ -152,6 +153,13 @@ class Reply(msgspec.Struct, frozen=True, tag="reply"):
     error: WireError | None = None
 
 
+class Beat(msgspec.Struct, frozen=True, tag="beat"):
+    """The process lives; sent by a thread that only sends these."""
+
+    step_s: float = 0.0
+    """Seconds that the step at hand has taken up to now; 0 without one."""
+
+
 class Dying(msgspec.Struct, frozen=True, tag="dying"):
     """The process ends now, for this reason."""
 
@@ -160,7 +168,7 @@ class Dying(msgspec.Struct, frozen=True, tag="dying"):
 
 ToEngine = Add | Abort | Call | Shutdown
 """What a parent says to its engine process."""
-FromEngine = Ready | Failed | Outputs | Rejected | Reply | Dying
+FromEngine = Ready | Failed | Outputs | Rejected | Reply | Beat | Dying
 """What an engine process says to its parent."""
 
 encode: Callable[[msgspec.Struct], bytes] = msgspec.msgpack.Encoder().encode

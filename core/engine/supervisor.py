@@ -11,12 +11,16 @@ from typing import Any
 from core.config import EngineConfig
 from core.engine.client import EngineClient
 from core.engine.health import EngineEvent, EngineHealth, HealthState, RestartPolicy
-from core.engine.protocol import FromEngine, Ready, ToEngine
+from core.engine.protocol import Beat, FromEngine, Ready, ToEngine
+from core.engine.pulse import Pulse
 from core.errors import CoreError, EngineDeadError
 
 __all__ = ["EngineSupervisor"]
 
 logger = logging.getLogger("core.engine")
+
+LISTEN_S = 1.0
+"""How often silence is added up."""
 
 
 class EngineSupervisor:
@@ -55,12 +59,21 @@ class EngineSupervisor:
         self._on_event = on_event
         self._client: EngineClient | None = None
         self._task: asyncio.Task[None] | None = None
+        limits = policy or RestartPolicy()
+        self._pulse = Pulse(limits.silence_limit_s)
+        self._kill_silent_after_s = limits.kill_silent_after_s
         self.health = EngineHealth(HealthState.RESTARTING, "the engine is starting")
 
     @property
     def healthy(self) -> bool:
         """Whether messages reach an engine now."""
         return self.health.state is HealthState.HEALTHY
+
+    @property
+    def observed_health(self) -> EngineHealth:
+        """`health`, and whether a process that should be healthy still gives signs of life."""
+        problem = self._pulse.problem if self.healthy else None
+        return self.health if problem is None else EngineHealth(HealthState.UNRESPONSIVE, problem)
 
     async def start(self) -> None:
         """Returns when the first process takes requests; it is looked after from then on.
@@ -104,6 +117,7 @@ class EngineSupervisor:
         self._client, ready = await EngineClient.launch(
             self._config, runner_factory=self._runner_factory, env=self._env
         )
+        self._pulse.news()
         self._on_ready(ready)
         self.health = EngineHealth(HealthState.HEALTHY)
         self._tell("started", f"engine process {ready.facts.pid} is ready: {ready.facts.resolved}")
@@ -119,15 +133,19 @@ class EngineSupervisor:
             await self._start_again()
 
     async def _read_until_death(self, client: EngineClient) -> str:
-        """Passes news on until the process ends, or its news cannot be read; why it did."""
+        """Passes news on until the process ends, is silent for too long, or its news cannot be read; why it did."""
         reader = asyncio.create_task(self._read(client), name="engine-reader")
-        ends: list[asyncio.Future[Any]] = [reader, client.exited]
+        listener = asyncio.create_task(self._listen(), name="engine-listener")
+        ends: list[asyncio.Future[Any]] = [reader, listener, client.exited]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reader.cancel()
-            await asyncio.wait([reader])
+            listener.cancel()
+            await asyncio.wait([reader, listener])
         self.health = EngineHealth(HealthState.RESTARTING, "the engine process died")
+        if not listener.cancelled() and not client.exited.done():
+            return f"{listener.result()}; it is killed"
         if reader.cancelled():
             return await client.last_words()
         reason = f"the engine's news could not be read ({reader.exception()!r})"
@@ -136,7 +154,22 @@ class EngineSupervisor:
 
     async def _read(self, client: EngineClient) -> None:
         while True:
-            self._on_message(await client.receive())
+            message = await client.receive()
+            self._pulse.news(message.step_s if isinstance(message, Beat) else 0.0)
+            if not isinstance(message, Beat):
+                self._on_message(message)
+
+    async def _listen(self) -> str:
+        """Returns when the process has been silent for so long that it is given up; what was found."""
+        known = False
+        while self._pulse.silent_s < self._kill_silent_after_s:
+            await asyncio.sleep(LISTEN_S)
+            self._pulse.wait(LISTEN_S)
+            problem = self._pulse.problem
+            if problem is not None and not known:
+                logger.warning("%s", problem)
+            known = problem is not None
+        return f"the engine process gave no sign of life for {self._pulse.silent_s:.0f} s"
 
     async def _start_again(self) -> None:
         """Tries until the engine is healthy, or dead for good."""

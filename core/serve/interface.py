@@ -46,7 +46,7 @@ class ServedEngine(Protocol):
 
     @property
     def health(self) -> Any:
-        """`state` is "healthy", "restarting" or "dead", `reason` says why."""
+        """`state` is "healthy", "unresponsive", "restarting" or "dead", `reason` says why."""
         ...
 
     @property

@@ -44,8 +44,12 @@ class ServeSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(
                 f"--max-request-bytes must be at least 1024, got {self.max_body_bytes}; give a larger value"
             )
-        if self.shutdown_timeout < 0:
-            raise ConfigError(f"--shutdown-timeout must be at least 0, got {self.shutdown_timeout}; give seconds")
+        if not 0 <= self.shutdown_timeout < float("inf"):
+            raise ConfigError(
+                f"--shutdown-timeout must be finite and at least 0, got {self.shutdown_timeout}; give seconds"
+            )
+        if not self.host:
+            raise ConfigError("--host must not be empty; give an address, 0.0.0.0 for all of this machine")
         if not all(self.api_keys):
             raise ConfigError("--api-key must not be empty; give a key, or leave the flag out for an open server")
         if not all(self.served_model_names):

@@ -65,3 +65,9 @@ def test_a_number_that_no_engine_can_take_is_refused_before_one_is_started(
     for value in values:
         with pytest.raises(ConfigError, match=f"{flag} must be at (least|most) .*, got {value}"):
             engine_config("m", **{name: value})
+
+
+def test_swapping_needs_a_place_to_swap_to() -> None:
+    with pytest.raises(ConfigError, match="--swap-space is 0"):
+        engine_config("m", preemption_mode="swap")
+    assert engine_config("m", preemption_mode="swap", swap_space=4096).scheduler.preemption_mode == "swap"

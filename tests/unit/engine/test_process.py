@@ -214,3 +214,43 @@ def test_a_process_started_by_hand_says_how_it_should_be() -> None:
     assert done.returncode != 0
     assert "core serve" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_a_stopped_engine_is_unresponsive_and_goes_on_when_it_is_woken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.engine.supervisor.LISTEN_S", 0.1)
+    policy = RestartPolicy(first_delay_s=0.01, silence_limit_s=4.0)
+    async with running(SLOW, policy=policy) as engine:
+        task = asyncio.create_task(ask(engine, [50], greedy(200)))
+        await until(lambda: engine.stats().num_requests_running == 1, "running")
+        os.kill(engine.facts.pid, signal.SIGSTOP)
+        await until(lambda: engine.health.state is HealthState.UNRESPONSIVE, "unresponsive")
+        assert "no sign of life" in engine.health.reason
+        os.kill(engine.facts.pid, signal.SIGCONT)
+        assert len((await task).outputs[0].token_ids) == 200
+        assert engine.health.state is HealthState.HEALTHY
+
+
+async def test_an_engine_that_stays_silent_is_killed_and_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.engine.supervisor.LISTEN_S", 0.1)
+    policy = RestartPolicy(first_delay_s=0.01, silence_limit_s=3.0, kill_silent_after_s=4.0)
+    async with running(SLOW, policy=policy) as engine:
+        pid = engine.facts.pid
+        task = asyncio.create_task(ask(engine, [50], FOREVER))
+        await until(lambda: engine.stats().num_requests_running == 1, "running")
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EngineDeadError, match="no sign of life"):
+            await task
+        await until_healthy(engine)
+        assert not is_alive(pid)
+        assert len((await ask(engine, [50])).outputs[0].token_ids) == 4
+
+
+async def test_an_idle_engine_and_one_in_a_long_step_are_not_unresponsive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("core.engine.supervisor.LISTEN_S", 0.1)
+    policy = RestartPolicy(first_delay_s=0.01, silence_limit_s=4.0, kill_silent_after_s=4.0)
+    async with running(Script(step_s=4.5), policy=policy) as engine:
+        pid = engine.facts.pid
+        await asyncio.sleep(4.5)
+        assert engine.health.state is HealthState.HEALTHY
+        await ask(engine, [50], greedy(1))
+        assert (engine.facts.pid, engine.health.state) == (pid, HealthState.HEALTHY)
