@@ -1,3 +1,4 @@
+# ruff: noqa: T201
 """Prints GB/s and GFLOP/s of linear for each scheme and row count beside torch, and attention's decode and prefill.
 
     python backends/cpu/bench/bench_kernels.py [--n 4096 --k 4096] [--threads 2] [--schemes bf16,q8_0] [--json FILE]
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 
 import torch
+
 from core_cpu import kernels
 from core_cpu.kernels import PackedWeight, Scheme
 
@@ -107,7 +109,9 @@ def bench_attention(args: argparse.Namespace) -> list[dict[str, object]]:
         seconds = best_seconds(attention_call(count, query, seq), args.seconds)
         seen = seq * query - query * (query - 1) // 2
         flops, nbytes = count * 9 * seen * 64 * 4, count * seq * 3 * 64 * 4
-        print(f"{label:50}{seconds * 1e6:>10.0f}{nbytes / seconds / 1e9:>10.1f}{flops / seconds / 1e9:>10.1f}", flush=True)
+        print(
+            f"{label:50}{seconds * 1e6:>10.0f}{nbytes / seconds / 1e9:>10.1f}{flops / seconds / 1e9:>10.1f}", flush=True
+        )
         rows.append({"op": "attention", "case": label, "us": seconds * 1e6, "gflops": flops / seconds / 1e9})
     return rows
 

@@ -1,9 +1,10 @@
+# ruff: noqa: T201
 """Fails where an object file of one instruction-set level defines a symbol that the linker could merge with others.
 
     python tools/check_isa_leak.py BUILD_FOLDER
 
-A weak or unique symbol there (an inline function, a template instance) might be chosen for the whole module and then run
-on a machine without the level's instructions. Each isa_*.o may define one global symbol: its table.
+A weak or unique symbol there (an inline function, a template instance) might be chosen for the whole module and then
+run on a machine without the level's instructions. Each isa_*.o may define one global symbol: its table.
 """
 
 from __future__ import annotations

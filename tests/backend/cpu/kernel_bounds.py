@@ -9,7 +9,9 @@ UNIT = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-1
 """Half the distance between 1 and the next number, rounded up to the spacing for 16-bit types."""
 
 
-def reduction_bound(ref: Tensor, magnitude: Tensor, terms: int, out_dtype: torch.dtype, acc_unit: float = 2.0**-24) -> Tensor:
+def reduction_bound(
+    ref: Tensor, magnitude: Tensor, terms: int, out_dtype: torch.dtype, acc_unit: float = 2.0**-24
+) -> Tensor:
     """u_out * |ref| + 4 * sqrt(K) * u_acc * sum|a||b|, elementwise.
 
     Args:
@@ -17,7 +19,8 @@ def reduction_bound(ref: Tensor, magnitude: Tensor, terms: int, out_dtype: torch
         magnitude: The sum of the terms' magnitudes, shaped as ref.
         terms: K.
     """
-    return UNIT[out_dtype] * ref.abs() + 4 * terms**0.5 * acc_unit * magnitude + 1e-30
+    bound: Tensor = UNIT[out_dtype] * ref.abs() + 4 * terms**0.5 * acc_unit * magnitude + 1e-30
+    return bound
 
 
 def worst(got: Tensor, ref: Tensor, bound: Tensor) -> float:

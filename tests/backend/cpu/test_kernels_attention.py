@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from core_cpu import kernels
 from kernel_bounds import UNIT
 from torch import Tensor
+
+from core_cpu import kernels
 
 POISON = math.nan
 
@@ -34,7 +35,7 @@ class Case:
 
     @property
     def scale(self) -> float:
-        return self.dim**-0.5
+        return 1 / math.sqrt(self.dim)
 
 
 def int32(values: list[int]) -> Tensor:
@@ -71,7 +72,9 @@ def fill_cache(case: Case, keys: list[Tensor], values: list[Tensor]) -> tuple[ke
     return planes, table
 
 
-def reference(case: Case, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def reference(
+    case: Case, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """(output, log-sum-exp, bound of the output) of one request, float64."""
     n, seq = len(query), len(key)
     q, k, v = (x.double() for x in (query, key, value))
@@ -109,7 +112,9 @@ def random_case(case: Case) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor 
     return query, keys, values, torch.randn(case.heads) if case.sinks else None
 
 
-def run_paged(case: Case, query: Tensor, planes: kernels.KvPlanes, table: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor]:
+def run_paged(
+    case: Case, query: Tensor, planes: kernels.KvPlanes, table: Tensor, sinks: Tensor | None
+) -> tuple[Tensor, Tensor]:
     lse = torch.full((len(query), case.heads), POISON)
     out = kernels.attention(
         query,
@@ -128,7 +133,9 @@ def run_paged(case: Case, query: Tensor, planes: kernels.KvPlanes, table: Tensor
     return out, lse
 
 
-def check(case: Case, out: Tensor, lse: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor], sinks: Tensor | None) -> None:
+def check(
+    case: Case, out: Tensor, lse: Tensor, query: Tensor, keys: list[Tensor], values: list[Tensor], sinks: Tensor | None
+) -> None:
     begin = 0
     for r, (n, _) in enumerate(case.requests):
         ref, ref_lse, bound = reference(case, query[begin : begin + n], keys[r], values[r], sinks)

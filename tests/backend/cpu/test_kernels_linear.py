@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import gguf
 import numpy as np
 import pytest
 import torch
-from core_cpu import kernels
-from core_cpu.kernels import Scheme
+from kernel_bounds import UNIT, reduction_bound, worst
 from torch import Tensor
 
-from kernel_bounds import UNIT, reduction_bound, worst
+from core_cpu import kernels
+from core_cpu.kernels import Scheme
 
 GGUF = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
@@ -40,9 +42,15 @@ def random_blocks(name: str, n: int, k: int, seed: int = 0) -> tuple[Tensor, Ten
     return torch.from_numpy(rows), torch.from_numpy(np.ascontiguousarray(dense)).double()
 
 
-def check_linear(packed: kernels.PackedWeight, weight: Tensor, x: Tensor, bias: Tensor | None, **kwargs: object) -> None:
-    out_dtype = kwargs.pop("out_dtype", torch.float32)
-    got = kernels.linear(x, packed, bias, out_dtype=out_dtype, **kwargs)
+def check_linear(
+    packed: kernels.PackedWeight,
+    weight: Tensor,
+    x: Tensor,
+    bias: Tensor | None,
+    out_dtype: torch.dtype = torch.float32,
+    invariant: bool = False,
+) -> None:
+    got = kernels.linear(x, packed, bias, out_dtype=out_dtype, invariant=invariant)
     ref = x.double() @ weight.T
     magnitude = x.double().abs() @ weight.abs().T
     if bias is not None:
@@ -216,6 +224,6 @@ def test_embed_reads_rows_out_of_the_packed_weight(name: str) -> None:
         (lambda: kernels.set_num_threads(-1), "at least 0"),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_value(call: object, match: str) -> None:
+def test_wrong_arguments_are_refused_with_the_value(call: Callable[[], object], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         call()

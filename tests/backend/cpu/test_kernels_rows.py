@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_cpu import kernels
 from kernel_bounds import UNIT
 from torch import Tensor
+
+from core_cpu import kernels
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -69,7 +70,11 @@ def test_act_mul(dtype: torch.dtype, activation: str, rows: int, size: int) -> N
         x[0, :4] = torch.tensor([0.0, -30.0, 30.0, -5.0])
     gate, up = x.double().chunk(2, dim=1)
     approximate = "tanh" if activation == "gelu_tanh" else "none"
-    act = torch.nn.functional.silu(gate) if activation == "silu" else torch.nn.functional.gelu(gate, approximate=approximate)
+    act = (
+        torch.nn.functional.silu(gate)
+        if activation == "silu"
+        else torch.nn.functional.gelu(gate, approximate=approximate)
+    )
     close(kernels.act_mul(x, activation), act * up, 64)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_cpu import kernels
 from torch import Tensor
+
+from core_cpu import kernels
 
 MASK = 0xFFFFFFFF
 
@@ -70,7 +71,16 @@ def test_draws_are_the_argmax_of_logits_and_the_shared_noise(vocab: int) -> None
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 8.0, 60.0])
 @pytest.mark.parametrize(
     ("k", "p", "min_p"),
-    [(1, 1.0, 0.0), (40, 1.0, 0.0), (0, 0.9, 0.0), (0, 0.0, 0.0), (0, 1.0, 0.2), (50, 0.8, 0.05), (5000, 0.3, 0.0), (7, 0.999, 1.0)],
+    [
+        (1, 1.0, 0.0),
+        (40, 1.0, 0.0),
+        (0, 0.9, 0.0),
+        (0, 0.0, 0.0),
+        (0, 1.0, 0.2),
+        (50, 0.8, 0.05),
+        (5000, 0.3, 0.0),
+        (7, 0.999, 1.0),
+    ],
 )
 def test_filters_keep_what_sorting_keeps(spread: float, k: int, p: float, min_p: float) -> None:
     torch.manual_seed(11)

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from core_cpu import kernels
 from torch import Tensor
+
+from core_cpu import kernels
 
 
 @pytest.fixture(autouse=True)

@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from core.backend import (
     Backend,
+    CommLimits,
+    Communicator,
     KVLayout,
     KVSlab,
     MemoryInfo,
     OpenConfig,
     Packed,
     Pending,
-    Plane,
     Role,
     Scheme,
+    SingleRank,
+    TorchCommunicator,
     UnsupportedError,
     Verdict,
     WeightSource,
@@ -31,8 +35,11 @@ from core.backend.ops import (
     AttentionOp,
     Determinism,
     EmbedOp,
+    ExportBlocksOp,
+    ImportBlocksOp,
     KvWriteOp,
     LinearOp,
+    MoveTokensOp,
     OpSpec,
     QkNormRopeWriteOp,
     ReduceNormOp,
@@ -40,6 +47,7 @@ from core.backend.ops import (
 )
 from core.spec import CacheKind, Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_cpu import kernels
+from core_cpu.blocks import CpuLayout, cpu_layout
 from core_cpu.operations import KERNELS
 from core_cpu.weights import KERNEL_SCHEMES, pack
 
@@ -111,15 +119,7 @@ class CpuBackend(Backend):
         attention = spec.kind in (CacheKind.FULL, CacheKind.SLIDING)
         if not attention or not spec.v_head_dim or spec.dtype not in _DTYPES or spec.head_dim % 2:
             return canonical_layout(spec, block_size)
-        shapes = kernels.kv_block_shapes(
-            torch_dtype(spec.dtype), spec.num_kv_heads, spec.head_dim, spec.v_head_dim, block_size
-        )
-        planes = tuple(
-            Plane(name=name, dtype=spec.dtype, block_shape=shape, head_axis=0)
-            for name, shape in zip(("key", "value"), shapes, strict=True)
-        )
-        layout_id = f"cpu/{block_size}/{spec.num_kv_heads}x{spec.head_dim}+{spec.v_head_dim}/{spec.dtype}"
-        return KVLayout(id=layout_id, planes=planes, block_size=block_size)
+        return cpu_layout(spec, block_size)
 
     def pack(self, source: WeightSource, scheme: Scheme, role: Role, dtype: torch.dtype) -> Packed:
         """Panels for matrices; experts and types without kernels stay as they are."""
@@ -135,6 +135,14 @@ class CpuBackend(Backend):
         for source, target in zip(src.views(), dst.views(), strict=True):
             kernels.copy_blocks(source, target, list(pairs))
         return Pending()
+
+    def comm(self, ranks: Sequence[int], tag: str, limits: CommLimits) -> Communicator:
+        """Collectives over gloo, whatever transport the world was initialised with."""
+        if len(ranks) == 1:
+            return SingleRank()
+        group = dist.new_group(list(ranks), backend="gloo", group_desc=tag)
+        assert isinstance(group, dist.ProcessGroup)
+        return TorchCommunicator(group)
 
 
 def _refusal(op: OpSpec) -> str:
@@ -185,6 +193,10 @@ def _reduce_refusal(op: ReduceNormOp) -> str:
     return "its sum over ranks is the communicator's" if op.world > 1 or op.scatter or op.out_formats else ""
 
 
+def _block_refusal(op: ExportBlocksOp | ImportBlocksOp | MoveTokensOp) -> str:
+    return "" if isinstance(op.layout, CpuLayout) else f"the layout {op.layout.id!r} is torch's to handle"
+
+
 def _sample_refusal(op: SampleOp) -> str:
     return "" if op.dtype is DType.FLOAT32 else "logits are float32"
 
@@ -197,6 +209,9 @@ _CHECKS: dict[type[OpSpec], Callable[[Any], str]] = {
     EmbedOp: _embed_refusal,
     ReduceNormOp: _reduce_refusal,
     SampleOp: _sample_refusal,
+    ExportBlocksOp: _block_refusal,
+    ImportBlocksOp: _block_refusal,
+    MoveTokensOp: _block_refusal,
 }
 
 

@@ -21,7 +21,6 @@ from core.backend.ops import (
     EmbedOp,
     KvWriteArgs,
     KvWriteOp,
-    LayerCache,
     LinearArgs,
     LinearOp,
     QkNormRopeWriteArgs,
@@ -36,6 +35,7 @@ from core.backend.ops import (
     SampleOp,
 )
 from core_cpu import kernels
+from core_cpu.blocks import ExportBlocks, ImportBlocks, MoveTokens, Planes
 from core_cpu.weights import CpuPacked
 
 __all__ = ["KERNELS"]
@@ -44,27 +44,11 @@ _FIXED_SPLIT = 512
 """Keys between splits of a long stream where a row's bits may not depend on the batch."""
 
 
-class _Planes:
-    """The kernels' view of a layer's cache, made once: the planes of a layer do not move."""
-
-    __slots__ = ("_cache", "_planes", "_v_head_dim")
-
-    def __init__(self, v_head_dim: int) -> None:
-        self._v_head_dim = v_head_dim
-        self._cache: LayerCache | None = None
-        self._planes: kernels.KvPlanes | None = None
-
-    def of(self, cache: LayerCache) -> kernels.KvPlanes:
-        if self._cache is not cache or self._planes is None:
-            self._cache, self._planes = cache, kernels.KvPlanes(cache[0], cache[1], self._v_head_dim)
-        return self._planes
-
-
 class KvWrite:
     """kv_write."""
 
     def __init__(self, op: KvWriteOp) -> None:
-        self._planes = _Planes(op.v_head_dim)
+        self._planes = Planes(op.v_head_dim)
 
     def __call__(self, args: KvWriteArgs) -> None:
         assert args.value is not None
@@ -75,7 +59,7 @@ class Attention:
     """attention over the paged cache."""
 
     def __init__(self, op: AttentionOp) -> None:
-        self._planes = _Planes(op.v_head_dim)
+        self._planes = Planes(op.v_head_dim)
         self._kernel = _attention_kernel(op)
 
     def __call__(self, args: AttentionArgs) -> Tensor:
@@ -186,7 +170,7 @@ class QkNormRopeWrite:
     """qk_norm_rope_write, in place on query and key."""
 
     def __init__(self, op: QkNormRopeWriteOp) -> None:
-        self._planes = _Planes(op.v_head_dim)
+        self._planes = Planes(op.v_head_dim)
         self._eps, self._offset = op.eps, op.weight_offset
         self._interleaved = op.interleaved
 
@@ -244,8 +228,11 @@ KERNELS: dict[str, Callable[[Any], Callable[..., Any]]] = {
     "apply_token_bitmask": ApplyTokenBitmask,
     "attention": _attention,
     "embed": Embed,
+    "export_blocks": ExportBlocks,
+    "import_blocks": ImportBlocks,
     "kv_write": KvWrite,
     "linear": Linear,
+    "move_tokens": MoveTokens,
     "qk_norm_rope_write": QkNormRopeWrite,
     "reduce_norm": ReduceNorm,
     "rms_norm": RmsNorm,
