@@ -28,6 +28,13 @@ TEST_TOOLS = (
 LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML")
 ENVIRONMENT = ROOT / ".nox" / "dev"
 MODEL = "smollm2-135m-instruct"
+CLIENTS = {
+    "openai-2": "openai==2.54.0",
+    "openai-3": "openai==3.57.0",
+    "litellm": "litellm==1.110.2",
+    "langchain-openai": "langchain-openai==1.7.4",
+}
+"""Published clients that `core serve` is tried with, each in an environment of its own."""
 
 
 def chore(function: Callable[[nox.Session], None]) -> object:
