@@ -15,7 +15,9 @@ MARK = "conformance"
 Test = TypeVar("Test", bound=Callable[..., Any])
 
 
-def check(name: str, variants: Mapping[str, Any] | Iterable[str] | None = None, *, mandatory: bool = False) -> Any:
+def check(
+    name: str, variants: Mapping[str, Any] | Iterable[str] | None = None, *, mandatory: bool = False
+) -> Callable[[Test], Test]:
     """Makes a test function a check.
 
     Args:
@@ -25,11 +27,12 @@ def check(name: str, variants: Mapping[str, Any] | Iterable[str] | None = None, 
     """
 
     def decorate(test: Test) -> Test:
-        marked = pytest.mark.conformance(name, mandatory=mandatory)(test)
+        marked: Test = pytest.mark.conformance(name, mandatory=mandatory)(test)
         if variants is None:
             return marked
         pairs = variants.items() if isinstance(variants, Mapping) else [(tail, tail) for tail in variants]
         values = [pytest.param(value, id=tail) for tail, value in pairs]
-        return pytest.mark.parametrize("variant", values)(marked)
+        varied: Test = pytest.mark.parametrize("variant", values)(marked)
+        return varied
 
     return decorate

@@ -29,7 +29,7 @@ COPY_DISTANCE = 37
 """The copy model's next token follows from the token this far behind the newest one."""
 _POSITIONS = 1024
 
-transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
 _COMMON: dict[str, Any] = {
     "vocab_size": VOCAB_ROWS,
@@ -148,9 +148,8 @@ def hf_model(name: str, dtype: torch.dtype) -> Any:
     """The same model in transformers."""
     folder = model_folder(name)
     with torch.inference_mode(False):
-        return transformers.AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager"
-        ).eval()
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager")
+        return model.eval()
 
 
 def _randomize(model: torch.nn.Module) -> None:

@@ -148,7 +148,8 @@ class PagedStep:
 
     def _batch(self, work: Sequence[_Work], padding: int, on_device: bool) -> Batch:
         move = self.subject.put if on_device else torch.clone
-        starts, positions, slots = [0], [], []
+        starts, slots = [0], []
+        positions: list[int] = []
         for row, item in enumerate(work):
             at = range(item.length - item.count, item.length)
             positions += at

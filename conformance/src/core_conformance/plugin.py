@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ class SuitePlugin:
     Args:
         target: The backend under test.
         select: Whether to run the check of an id; the others become NOT_RUN.
+        order: Sort key of ids; those with an equal key keep the order of the files.
         progress: Called with each record as it is made.
     """
 
@@ -34,10 +36,12 @@ class SuitePlugin:
         target: Target,
         *,
         select: Callable[[str], bool] = lambda check_id: True,
+        order: Callable[[str], Any] = lambda check_id: 0,
         progress: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self._target = target
         self._select = select
+        self._order = order
         self._progress = progress
         self._ids: dict[str, str] = {}
         self._subjects: dict[str, Subject] = {}
@@ -92,7 +96,7 @@ class SuitePlugin:
                 self._error(check_id, f"it is marked {raw}; the suite decides what counts, not a mark")
             else:
                 kept.append(item)
-        items[:] = kept
+        items[:] = sorted(kept, key=lambda item: self._order(self._ids[item.nodeid]))
 
     def _id_of(self, item: pytest.Item) -> str:
         mark = item.get_closest_marker(MARK)
@@ -194,4 +198,4 @@ def _reason(call: pytest.CallInfo[Any], report: pytest.TestReport) -> str:
         return text
     place = call.excinfo.traceback[-1]
     kind = "" if isinstance(error, AssertionError) else f"{type(error).__name__}: "
-    return f"{kind}{text} ({place.path.name}:{place.lineno + 1})"
+    return f"{kind}{text} ({Path(place.path).name}:{place.lineno + 1})"

@@ -97,6 +97,7 @@ def run_suite(
     progress: Callable[[Record], None] = lambda record: None,
     waivers: Sequence[Waiver] = (),
     stop_at_first: bool = False,
+    order: Callable[[str], Any] = lambda check_id: 0,
     write_lists: bool = False,
     suite: Path = SUITE,
     expected: Sequence[str] | None = None,
@@ -110,11 +111,12 @@ def run_suite(
         progress: Called with each record.
         waivers: Turn FAIL into WAIVED.
         stop_at_first: Stop at the first failure; the ids behind it are missing from the records then.
+        order: Sort key of ids; those with an equal key keep the order of the files.
         write_lists: Replace the must-pass lists by what is collected, and run nothing.
         suite: Folder of the checks; for tests of the suite itself.
         expected: Ids in place of the committed lists; for tests of the suite itself.
     """
-    plugin = SuitePlugin(target, select=(lambda _: False) if write_lists else select, progress=progress)
+    plugin = SuitePlugin(target, select=(lambda _: False) if write_lists else select, order=order, progress=progress)
     files = [str(path) for level in levels for path in sorted(suite.glob(f"test_{level.lower()}_*.py"))]
     options = ["--disable-plugin-autoload", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:junitxml"]
     options += ["--import-mode=importlib", f"--rootdir={suite}", "-c", os.devnull, "--strict-markers"]

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from core.backend import canonical_layout
 from core.backend import ops as o
 from core.backend.ops import OPERATIONS, OpSpec
+from core.backend.schemes import SCHEMES
 from core.spec import CacheKind, DType, KVCacheSpec
 
 __all__ = ["SAMPLES", "core_operations", "variations"]
@@ -17,8 +18,7 @@ _LAYOUT = canonical_layout(
     KVCacheSpec(kind=CacheKind.FULL, num_kv_heads=2, head_dim=8, v_head_dim=8, dtype=_F32), block_size=16
 )
 _DTYPES = (DType.BFLOAT16, DType.FLOAT16, DType.FLOAT32, DType.FLOAT64)
-_SCHEMES = ("int8", "fp8_tensor", "fp8_channel", "fp8_block", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k")
-_SCHEMES += ("q6_k", "no_such_scheme")
+_SCHEMES = (*(name for name in SCHEMES if name != "none"), "no_such_scheme")
 
 SAMPLES: dict[str, OpSpec] = {
     op.name: op
@@ -69,7 +69,7 @@ def variations() -> Iterator[OpSpec]:
         yield from (dataclasses.replace(op, features=frozenset({feature})) for feature in sorted(features))
         yield dataclasses.replace(op, features=frozenset({"no_such_feature"}))
     linear, attention = SAMPLES["linear"], SAMPLES["attention"]
-    yield from (dataclasses.replace(linear, scheme=scheme) for scheme in _SCHEMES)  # type: ignore[call-arg]
+    yield from (dataclasses.replace(linear, **{"scheme": scheme}) for scheme in _SCHEMES)
     for change in ({"softcap": 2.0}, {"causal": False}, {"window": 5}, {"head_dim": 1024, "v_head_dim": 1024}):
         yield dataclasses.replace(attention, **change)  # type: ignore[arg-type]
 

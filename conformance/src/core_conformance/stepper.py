@@ -89,7 +89,9 @@ class Stepper:
 
     def _batch(self, work: Sequence[tuple[Stream, int]]) -> Batch:
         put = self._subject.put
-        starts, ids, positions = [0], [], []
+        starts = [0]
+        ids: list[int] = []
+        positions: list[int] = []
         for sequence, count in work:
             begin, end = sequence.num_computed, sequence.num_computed + count
             ids += list(sequence.tokens[begin:end])

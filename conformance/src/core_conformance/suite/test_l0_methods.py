@@ -130,7 +130,7 @@ def test_the_backend_works_in_a_spawned_process(target: Target) -> None:
 
 @check("L0/leaves-torch-alone")
 def test_torch_defaults_are_left_alone(target: Target) -> None:
-    """Neither import, probe, open, pack nor close changes torch's default dtype and device or draws its random numbers."""
+    """open, pack and close change neither torch's default dtype and device nor its random state."""
     before = _torch_state()
     backend = target.open()
     subject = Subject(target, backend)

@@ -33,7 +33,7 @@ def _positions(step: PagedStep) -> list[tuple[int, int]]:
 
 @check("L1/attention/counting", [f"{window}-{dtype}" for window in ("full", "window") for dtype in DTYPES])
 def test_counting(subject: Subject, variant: str) -> None:
-    """q = 0 and values one-hot by key index: each result is the share of its keys, so one key too many or too few shows.
+    """q = 0 and values one-hot by key index: a result is the share of its keys, so one key too many or too few shows.
 
     Two strides name a key: its index modulo the head's size, and its index divided by it.
     """

@@ -30,7 +30,8 @@ _ROWS = 24
 
 def _put(subject: Subject, args: SampleArgs) -> SampleArgs:
     moved = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
-    return SampleArgs(**{name: None if x is None else subject.put(x) for name, x in moved.items()})
+    put: dict[str, Any] = {name: None if x is None else subject.put(x) for name, x in moved.items()}
+    return SampleArgs(**put)
 
 
 def _args(dice: torch.Generator, vocab: int, features: tuple[str, ...], temperature: float) -> SampleArgs:
@@ -134,7 +135,8 @@ def test_rows_do_not_show_in_each_other(subject: Subject, dice: torch.Generator)
     together = subject.get(sample(_put(subject, args)))
     for row in torch.where(rows)[0].tolist():
         tensors = {f.name: getattr(args, f.name) for f in dataclasses.fields(args)}
-        one = SampleArgs(**{name: None if x is None else x[row : row + 1] for name, x in tensors.items()})
+        parts: dict[str, Any] = {name: None if x is None else x[row : row + 1] for name, x in tensors.items()}
+        one = SampleArgs(**parts)
         subject.equal(op, together[row : row + 1], subject.get(sample(_put(subject, one))), f"row {row} alone")
 
 

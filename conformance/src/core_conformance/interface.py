@@ -1,0 +1,145 @@
+"""docs/interface.md, made from the docstrings: `python -m core_conformance.interface > docs/interface.md`."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from core.backend import Backend
+from core.backend.ops import OPERATIONS, OpSpec
+from core.spec import CONTRACT_VERSION
+
+__all__ = ["conformance_ids", "render"]
+
+_MUST = ("probe", "open", "supports", "bind")
+_HEAD = """# The interface of a backend
+
+Contract {version}. Made from the docstrings of `core.backend` by
+
+    python -m core_conformance.interface > docs/interface.md
+
+A test checks that it is current. [writing-a-backend.md](writing-a-backend.md) is the way in;
+[conformance.md](conformance.md) says what the ids mean.
+"""
+
+
+def render() -> str:
+    """The whole document, ending in a newline."""
+    version = ".".join(map(str, CONTRACT_VERSION))
+    lines = [_HEAD.format(version=version), "## Methods", ""]
+    lines += ["A backend must write " + ", ".join(f"`{name}`" for name in _MUST) + "; the others have defaults.", ""]
+    for name in _methods():
+        lines += list(_method(name))
+    lines += ["## Operations", "", _shared_fields(), ""]
+    for name in sorted(OPERATIONS):
+        lines += list(_operation(OPERATIONS[name]))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
+
+
+def conformance_ids() -> dict[str, list[str]]:
+    """Method of the contract to the ids of checks that its docstring names."""
+    found = {}
+    for name in _methods():
+        text = inspect.getdoc(getattr(Backend, name)) or ""
+        match = re.search(r"^Conformance: (.+)$", text, re.MULTILINE)
+        found[name] = [item.strip() for item in match.group(1).split(",")] if match else []
+    return found
+
+
+def _methods() -> list[str]:
+    public = [name for name, _ in inspect.getmembers(Backend, inspect.isfunction) if not name.startswith("_")]
+    order = {name: inspect.getsourcelines(getattr(Backend, name))[1] for name in public}
+    return sorted(public, key=order.__getitem__)
+
+
+def _method(name: str) -> Iterator[str]:
+    function = getattr(Backend, name)
+    yield f"### `{name}{_signature(function)}`"
+    yield ""
+    yield from _paragraphs(inspect.getdoc(function) or "")
+
+
+def _signature(function: Any) -> str:
+    signature = inspect.signature(function)
+    kept = [p for p in signature.parameters.values() if p.name != "self"]
+    return re.sub(r"'", "", str(signature.replace(parameters=kept)))
+
+
+def _operation(op: type[OpSpec]) -> Iterator[str]:
+    yield f"### `{op.name}`"
+    yield ""
+    yield from _paragraphs(inspect.getdoc(op) or "")
+    own = [f for f in dataclasses.fields(op) if f.name not in {g.name for g in dataclasses.fields(OpSpec)}]
+    yield f"`{op.__name__}`: " + (", ".join(_static(f) for f in own) or "no parameters of its own") + "."
+    yield ""
+    yield f"`{op.args.__name__}`, what the bound callable gets:"
+    yield ""
+    yield "| field | type | feature | |"
+    yield "|---|---|---|---|"
+    told = _told_arguments(inspect.getdoc(op.args) or "")
+    for field in dataclasses.fields(op.args):
+        feature = field.metadata.get("feature", "")
+        kind = str(field.type).replace("|", "\\|")
+        text = told.get(field.name, "").replace("|", "\\|")
+        yield f"| `{field.name}` | `{kind}` | {feature} | {text} |"
+    yield ""
+
+
+def _static(field: dataclasses.Field[Any]) -> str:
+    kind = str(field.type)
+    return (
+        f"`{field.name}: {kind}`"
+        if field.default is dataclasses.MISSING
+        else f"`{field.name}: {kind} = {field.default!r}`"
+    )
+
+
+def _shared_fields() -> str:
+    doc = inspect.getdoc(OpSpec) or ""
+    told = "; ".join(f"`{name}` ({text.rstrip('.')})" for name, text in _told_arguments(doc).items())
+    return (
+        f"Every OpSpec has {told}. A field of a record that belongs to a feature is None unless the OpSpec names the "
+        "feature. T stands for packed tokens, R for requests; index tensors are int32 on the device."
+    )
+
+
+def _told_arguments(doc: str) -> dict[str, str]:
+    """Name to text of a docstring's `Args:` section."""
+    match = re.search(r"^Args:\n((?:[ ]{4}.*\n?|\n)+)", doc, re.MULTILINE)
+    found: dict[str, str] = {}
+    name = ""
+    for line in (match.group(1) if match else "").splitlines():
+        entry = re.match(r"^ {4}(\w+): (.*)$", line)
+        if entry:
+            name = entry.group(1)
+            found[name] = entry.group(2)
+        elif name and line.strip():
+            found[name] += " " + line.strip()
+    return found
+
+
+def _paragraphs(doc: str) -> Iterator[str]:
+    """A docstring as Markdown: sections become lists, other text stays."""
+    section = False
+    for line in doc.splitlines():
+        if line in ("Args:", "Returns:", "Raises:"):
+            section = True
+            yield ""
+            yield f"{line[:-1]}:"
+            yield ""
+        elif section and re.match(r"^ {4}\S", line):
+            yield f"- {line.strip()}"
+        elif section and line.startswith(" " * 8):
+            yield f"  {line.strip()}"
+        else:
+            section = section and not line
+            yield line
+    yield ""
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
