@@ -75,6 +75,18 @@ def tests(session: nox.Session) -> None:
 
 
 @chore
+def clients(session: nox.Session) -> None:
+    """Published clients, each in an environment of its own, against one running server for each small model."""
+    _install(session, ALL, *TEST_TOOLS)
+    folder = ENVIRONMENT.with_name("clients")
+    for name, package in CLIENTS.items():
+        session.run(sys.executable, "-m", "venv", str(folder / name), external=True)
+        session.run(str(folder / name / "bin" / "pip"), "install", "-q", package, external=True)
+    session.env["CORE_CLIENT_ENVIRONMENTS"] = str(folder)
+    _run(session, "pytest", "tests/e2e/test_clients.py", *session.posargs)
+
+
+@chore
 def null(session: nox.Session) -> None:
     """Scheduler and KV manager, without torch, in seconds."""
     _install(session, ALL, *TEST_TOOLS, *LINT_TOOLS)
