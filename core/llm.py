@@ -96,7 +96,8 @@ class LLM:
         """One RequestOutput a prompt, in the order of the prompts, each with `n` choices.
 
         Args:
-            prompts: Text, `{"prompt_token_ids": ids}`, or a list of these. A list of ints is one prompt.
+            prompts: Text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or a list of these. A list of ints is one
+                prompt.
             sampling_params: One for all or one a prompt; None is `SamplingParams()`.
             use_tqdm: Whether to show progress on standard error.
             priority: One a prompt, lower runs first; needs `scheduling_policy="priority"`.
@@ -110,6 +111,11 @@ class LLM:
         if priority is not None and len(priority) != len(batch):
             raise InvalidRequestError(
                 f"{len(priority)} priorities for {len(batch)} prompts; give one a prompt", param="priority"
+            )
+        if priority is not None and any(priority) and self._config.scheduler.scheduling_policy != "priority":
+            raise InvalidRequestError(
+                "priorities have no effect with this scheduling policy; make the LLM with scheduling_policy='priority'",
+                param="priority",
             )
         requests = [
             self._inputs.process(
@@ -231,9 +237,12 @@ class LLM:
 def _as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, (str, dict)):
         return [prompts]
-    if prompts and isinstance(next(iter(prompts)), int):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError(
+            f"prompts must be text, token ids, or a list of these, got {type(prompts).__name__}", param="prompt"
+        )
+    batch: list[Any] = list(prompts)
+    return [batch] if batch and isinstance(batch[0], int) else batch
 
 
 def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[Conversation]:
@@ -245,6 +254,8 @@ def _as_conversations(messages: Conversation | Sequence[Conversation]) -> list[C
 def _one_each(given: SamplingParams | Sequence[SamplingParams], count: int) -> list[SamplingParams]:
     if isinstance(given, SamplingParams):
         return [given] * count
+    if not isinstance(given, Sequence) or not all(isinstance(params, SamplingParams) for params in given):
+        raise InvalidRequestError("sampling_params must be a SamplingParams or a list of them", param="sampling_params")
     if len(given) != count:
         raise InvalidRequestError(
             f"{len(given)} sampling_params for {count} prompts; give one for all or one a prompt",

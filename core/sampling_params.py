@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -14,11 +14,20 @@ MAX_LOGPROBS = 20
 """Default bound of `logprobs` and `prompt_logprobs` (flag `--max-logprobs`)."""
 
 
+_INTEGERS = ("n", "top_k", "seed", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+_STRINGS = ("stop", "bad_words")
+_IDS = ("stop_token_ids", "allowed_token_ids")
+_OPTIONAL = frozenset({"seed", "max_tokens", "logprobs", "prompt_logprobs"})
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to sample one request. Field names and defaults are those that users of vLLM know.
 
+    Lists are taken where tuples are kept, and a lone string for `stop` and `bad_words`.
+
     Raises:
-        InvalidRequestError: on construction, naming the field, where a value is out of range.
+        InvalidRequestError: on construction, naming the field, where a value is out of range or of a wrong type.
     """
 
     n: int = 1
@@ -57,6 +66,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     detokenize: bool = True
 
     def __post_init__(self) -> None:
+        self._check_types()
+
         def check(ok: bool, field: str, rule: str) -> None:
             if not ok:
                 raise InvalidRequestError(f"{field} must be {rule}, got {getattr(self, field)!r}", param=field)
@@ -83,6 +94,39 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
             check(
                 all(-100.0 <= v <= 100.0 for v in self.logit_bias.values()), "logit_bias", "in [-100, 100] for each id"
             )
+
+    def _check_types(self) -> None:
+        """Makes tuples of lists. A value of a wrong type would fail in a step, together with everyone else's in it."""
+
+        def wrong(field: str, wanted: str) -> InvalidRequestError:
+            return InvalidRequestError(f"{field} must be {wanted}, got {getattr(self, field)!r}", param=field)
+
+        for field in _INTEGERS:
+            value = getattr(self, field)
+            if type(value) is not int and not (value is None and field in _OPTIONAL):
+                raise wrong(field, "an integer")
+        for field in _NUMBERS:
+            if type(getattr(self, field)) not in (float, int):
+                raise wrong(field, "a number")
+        for field, kind, wanted in (*((f, str, "strings") for f in _STRINGS), *((f, int, "token ids") for f in _IDS)):
+            value = getattr(self, field)
+            if value is None and field == "allowed_token_ids":
+                continue
+            values = (value,) if isinstance(value, str) else value
+            if not isinstance(values, (tuple, list)) or not all(type(item) is kind for item in values):
+                raise wrong(field, f"a list of {wanted}")
+            if values is not value or isinstance(value, list):
+                msgspec.structs.force_setattr(self, field, tuple(values))
+        self._check_bias(wrong)
+
+    def _check_bias(self, wrong: Callable[[str, str], InvalidRequestError]) -> None:
+        bias = self.logit_bias
+        if bias is not None and not (
+            isinstance(bias, dict)
+            and all(type(token_id) is int for token_id in bias)
+            and all(type(value) in (float, int) for value in bias.values())
+        ):
+            raise wrong("logit_bias", "an object from token id to number")
 
     @property
     def greedy(self) -> bool:

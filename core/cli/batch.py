@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import codecs
 import os
 import uuid
 from collections.abc import Iterator
@@ -47,6 +48,8 @@ def read_items(path: Path) -> Iterator[BatchItem]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 if not line.strip():
                     continue
                 item = _read_item(line, number)

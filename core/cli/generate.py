@@ -31,7 +31,8 @@ def read_prompts(prompts: Sequence[str], path: str | None) -> list[str]:
     if path is None and not found and not sys.stdin.isatty():
         found = [text] if (text := sys.stdin.read()) else []
     elif path is not None:
-        found += [line for line in _text(path).splitlines() if line]
+        lines = (line.removesuffix("\r") for line in _text(path).removeprefix("\ufeff").split("\n"))
+        found += [line for line in lines if line]
     if not found:
         raise ConfigError("there is no prompt; give --prompt, --prompt-file or pipe one")
     return found

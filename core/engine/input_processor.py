@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
@@ -31,7 +31,13 @@ class TokensPrompt(TypedDict):
     prompt_token_ids: list[int]
 
 
-Prompt = str | Sequence[int] | TokensPrompt
+class TextPrompt(TypedDict):
+    """A prompt that is text."""
+
+    prompt: str
+
+
+Prompt = str | Sequence[int] | TokensPrompt | TextPrompt
 """What a caller may give as one prompt."""
 
 
@@ -102,7 +108,7 @@ class InputProcessor:
         had again alone. `max_tokens` None becomes the room that the prompt leaves in the context window.
 
         Args:
-            prompt: Text, token ids, or `{"prompt_token_ids": ids}`. A rendered chat comes as ids.
+            prompt: Text, token ids, `{"prompt": text}` or `{"prompt_token_ids": ids}`. A rendered chat comes as ids.
             params: As the caller gave them; not changed.
             request_id: A label of the caller's; two requests in flight may share it.
             priority: Lower runs first.
@@ -116,7 +122,8 @@ class InputProcessor:
         arrival_time = time.time()
         for name, label in (("request_id", request_id), ("external_id", external_id)):
             _check_label(name, label)
-        token_ids = self._token_ids(prompt)
+        given = _unwrapped(prompt)
+        token_ids = self._token_ids(given)
         params = self._resolve(params, len(token_ids))
         key = uuid.uuid4().hex
         choices = tuple(
@@ -135,23 +142,21 @@ class InputProcessor:
         return ProcessedRequest(
             request_id=request_id or key,
             key=key,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=given if isinstance(given, str) else None,
             prompt_token_ids=token_ids,
             params=params,
             arrival_time=arrival_time,
             choices=choices,
         )
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, dict):
-            prompt = prompt["prompt_token_ids"]
+    def _token_ids(self, prompt: str | Sequence[int]) -> list[int]:
         token_ids = self._encode(prompt) if isinstance(prompt, str) else list(prompt)
         if not token_ids:
             raise InvalidRequestError(
                 "the prompt has no tokens; send at least one", param="prompt", code="empty_prompt"
             )
         for position, token_id in enumerate(token_ids):
-            if not isinstance(token_id, int) or not 0 <= token_id < self._vocab_size:
+            if type(token_id) is not int or not 0 <= token_id < self._vocab_size:
                 raise InvalidRequestError(
                     f"the prompt holds token id {token_id!r} at position {position}; "
                     f"ids must be integers in [0, {self._vocab_size})",
@@ -209,6 +214,20 @@ class InputProcessor:
         if not token_ids:
             raise InvalidRequestError(f"bad_words holds {word!r}, which has no tokens; leave it out", param="bad_words")
         return token_ids
+
+
+def _unwrapped(prompt: object) -> str | Sequence[int]:
+    """The text or the ids of a prompt, out of the object that holds them where there is one."""
+    given = prompt
+    if isinstance(given, Mapping):
+        given = given.get("prompt_token_ids", given.get("prompt"))
+    if isinstance(given, (bytes, bytearray)) or not isinstance(given, Sequence):
+        raise InvalidRequestError(
+            "a prompt must be text, a list of token ids, or {'prompt': text} or {'prompt_token_ids': ids}, "
+            f"got {type(prompt).__name__}",
+            param="prompt",
+        )
+    return given
 
 
 def _check_label(name: str, label: str | None) -> None:

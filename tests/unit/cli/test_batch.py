@@ -111,3 +111,9 @@ def test_an_engine_that_is_down_for_a_moment_is_waited_for(tmp_path: Path, monke
     monkeypatch.setattr("core.cli.batch.asyncio.sleep", sleep)
     assert run(engine, source, target)[0]["response"]["status_code"] == 200
     assert slept == [1.0]
+
+
+def test_a_byte_order_mark_in_front_of_the_file_is_no_part_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"custom_id": "a", "url": "/v1/completions", "body": {"prompt": "x"}}\r\n')
+    assert [(item.custom_id, item.problem) for item in read_items(path)] == [("a", None)]

@@ -8,6 +8,7 @@ import json
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -116,3 +117,9 @@ def test_prompts_come_from_flags_files_and_pipes(tmp_path: Any, monkeypatch: pyt
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(ConfigError, match="no prompt"):
         read_prompts([], None)
+
+
+def test_a_prompt_file_from_another_system_has_its_lines_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffone\r\n\r\ntwo\u2028still two\x0bstill\n\nthree".encode())
+    assert read_prompts([], str(path)) == ["one", "two\u2028still two\x0bstill", "three"]

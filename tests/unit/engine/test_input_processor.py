@@ -171,3 +171,38 @@ def test_text_without_a_tokenizer_is_refused() -> None:
 def test_a_tokens_prompt_is_taken_as_it_is() -> None:
     request = processor().process({"prompt_token_ids": [4, 5]}, SamplingParams())
     assert (request.prompt, request.prompt_token_ids) == (None, [4, 5])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", "x"),
+        ("temperature", True),
+        ("n", 1.0),
+        ("n", None),
+        ("top_k", 1.5),
+        ("max_tokens", 1.5),
+        ("logprobs", True),
+        ("prompt_logprobs", "3"),
+        ("seed", "a"),
+        ("stop", 5),
+        ("stop", [5]),
+        ("bad_words", [b"x"]),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", [1.0]),
+        ("allowed_token_ids", "12"),
+        ("logit_bias", {"1": 1.0}),
+        ("logit_bias", {1: "x"}),
+        ("logit_bias", [1]),
+    ],
+)
+def test_parameters_of_a_wrong_type_are_refused_before_they_reach_a_step(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=field) as caught:
+        SamplingParams(**{field: value})
+    assert caught.value.param == field
+
+
+def test_lists_and_lone_strings_are_taken() -> None:
+    params = SamplingParams(stop="abc", bad_words="xyz", stop_token_ids=[1], allowed_token_ids=[2])  # type: ignore[arg-type]
+    assert (params.stop, params.bad_words) == (("abc",), ("xyz",))
+    assert (params.stop_token_ids, params.allowed_token_ids) == ((1,), (2,))

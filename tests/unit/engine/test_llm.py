@@ -284,3 +284,34 @@ def test_a_chat_is_rendered_and_answered(llm: StubLLM) -> None:
 def test_a_model_without_a_template_cannot_chat(llm: StubLLM) -> None:
     with pytest.raises(TemplateError, match="no chat template"):
         llm.chat([{"role": "user", "content": "hello"}], use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [None, 5, [None], [1.5], b"hi", [b"hi"], [[True]], [["a"]], {"x": 1}, {"prompt_token_ids": None}, {"prompt": 5}],
+)
+def test_what_is_no_prompt_is_refused_by_name(llm: StubLLM, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"prompt") as caught:
+        llm.ask(prompt)
+    assert caught.value.param == "prompt"
+    assert llm.ask([50], max_tokens=1).outputs[0].token_ids == [1]
+
+
+def test_prompts_come_as_text_objects_or_from_an_iterator(llm: StubLLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=1)
+    texts = ["ab", {"prompt": "ab"}]
+    outputs = llm.generate((text for text in texts), params, use_tqdm=False)  # type: ignore[arg-type]
+    assert [output.prompt for output in outputs] == ["ab", "ab"]
+    assert outputs[0].prompt_token_ids == outputs[1].prompt_token_ids
+
+
+@pytest.mark.parametrize("params", [{"max_tokens": 1}, [None], 5])
+def test_what_are_no_sampling_params_is_refused(llm: StubLLM, params: Any) -> None:
+    with pytest.raises(InvalidRequestError, match="SamplingParams"):
+        llm.generate([[50]], params, use_tqdm=False)
+
+
+def test_a_priority_without_effect_is_refused(llm: StubLLM) -> None:
+    with pytest.raises(InvalidRequestError, match="scheduling_policy"):
+        llm.generate([[50]], priority=[1], use_tqdm=False)
+    assert len(llm.generate([[50]], SamplingParams(max_tokens=1), priority=[0], use_tqdm=False)) == 1
