@@ -27,8 +27,8 @@ MAX_CHOICES = 128
 MAX_PROMPTS = 1024
 
 Prompt = str | list[int]
-StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 """One prompt as the engine takes it: text or token ids."""
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 Body = TypeVar("Body", bound=BaseModel)
 
 _UNAVAILABLE: dict[str, str] = {

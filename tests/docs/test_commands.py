@@ -42,7 +42,9 @@ OWNED = {
     "core pull": "test_pull_as_documented",
     "python3 -m venv": "test_setup_commands.py",
     ".venv/bin/nox": "test_setup_commands.py",
-    "pip install core-": "test_setup_commands.py",
+    "pip install": "test_setup_commands.py",
+    "pytest ": "test_setup_commands.py",
+    "python ": "test_setup_commands.py",
     "core conformance": "test_conformance_command_as_documented",
 }
 """Beginnings of commands that have a test of their own."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -73,13 +76,34 @@ def test_documented_sessions_exist() -> None:
     assert not unknown
 
 
+def words_of_commands(*beginnings: str) -> list[tuple[Path, list[str]]]:
+    """(document, words) of every documented command that begins so."""
+    found = [(path, command) for path in documents(REPO_ROOT) for command in commands_of(path)]
+    return [(path, command.split()) for path, command in found if command.startswith(beginnings)]
+
+
 def test_documented_packages_exist() -> None:
-    names = {
-        tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"]
-        for path in REPO_ROOT.glob("**/pyproject.toml")
-        if _is_ours(path)
-    }
-    for path in documents(REPO_ROOT):
-        for command in commands_of(path):
-            for package in re.findall(r"pip install (core-\S+)", command):
-                assert package in names, f"{path.name}: {package}"
+    """What is pip-installed is a package of ours, by name or folder, or a build tool of the noxfile."""
+    projects = [path for path in REPO_ROOT.glob("**/pyproject.toml") if _is_ours(path)]
+    known = {tomllib.loads(path.read_text(encoding="utf-8"))["project"]["name"] for path in projects}
+    known |= {str(path.parent.relative_to(REPO_ROOT)) for path in projects}
+    source = (REPO_ROOT / "noxfile.py").read_text(encoding="utf-8")
+    known |= set(re.findall(r'"(.*?)"', re.findall(r"^BUILD_TOOLS = \((.*)\)", source, re.MULTILINE)[0]))
+    for path, words in words_of_commands("pip install"):
+        for word in words[2:]:
+            assert word.startswith("-") or word in known, f"{path.name}: {word}"
+
+
+def test_documented_scripts_and_folders_exist() -> None:
+    for path, words in words_of_commands("python ", "pytest "):
+        if words[1] == "-m":
+            assert importlib.util.find_spec(words[2]) is not None, f"{path.name}: {words[2]}"
+        else:
+            assert (REPO_ROOT / words[1]).exists(), f"{path.name}: {words[1]}"
+
+
+def test_the_interface_page_is_what_its_command_gives() -> None:
+    args = [sys.executable, "-m", "core_conformance.interface"]
+    done = subprocess.run(args, cwd=REPO_ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == (REPO_ROOT / "docs" / "interface.md").read_text(encoding="utf-8")
