@@ -1,5 +1,7 @@
 #include "pack.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 
 #include "panels.h"
@@ -271,11 +273,24 @@ void pack_range(void* context, int64_t begin, int64_t end) {
   }
 }
 
+// Streams over many small pages stall at each; the system may back whole 2 MiB pieces with one page. Only a wish.
+void ask_for_large_pages(void* memory, int64_t bytes) {
+#ifdef MADV_HUGEPAGE
+  constexpr uintptr_t kLarge = uintptr_t{1} << 21;
+  uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kLarge - 1) & ~(kLarge - 1);
+  uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + static_cast<uintptr_t>(bytes)) & ~(kLarge - 1);
+  if (begin < end) (void)madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)memory, (void)bytes;
+#endif
+}
+
 }  // namespace
 
 int64_t packed_bytes(int scheme, int64_t n, int64_t k) { return (n + 15) / 16 * panel_bytes(scheme, k); }
 
 void pack(const PackArgs& args) {
+  ask_for_large_pages(args.out, packed_bytes(args.scheme, args.n, args.k));
   parallel_static((args.n + 15) / 16, 1, pack_range, const_cast<PackArgs*>(&args));
 }
 

@@ -231,6 +231,12 @@ static void run_range(void* context, int64_t begin, int64_t end) {
 }
 
 // ------------------------------------------------------------------ few rows, quantized: no tile in between
+constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of use weights are asked for
+
+CORE_INLINE void prefetch_ahead(const char* p, size_t bytes) {
+  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i, 0, 3);
+}
+
 template <class S, int MR>
 CORE_INLINE void direct_panel(const void* panel, const float* a, const float* a_sum, int64_t k, F (&acc)[MR]) {
   constexpr int U = kAccumulators == 24 ? (MR == 1 ? 4 : MR == 2 ? 2 : 1) : MR == 1 ? 2 : 1;
@@ -242,6 +248,8 @@ CORE_INLINE void direct_panel(const void* panel, const float* a, const float* a_
       F part[MR][U];
       CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int u = 0; u < U; u++) part[m][u] = zero();
       const float* x = a + (i * S::kBlock + s * S::kSub) * MR;
+      prefetch_ahead(reinterpret_cast<const char*>(&b) + s * (sizeof(b) / (S::kBlock / S::kSub)),
+                     sizeof(b) / (S::kBlock / S::kSub));
       S::each(b, s, [&](int base, int c, F q) CORE_LAMBDA {
         CORE_UNROLL for (int m = 0; m < MR; m++)
           part[m][c % U] = fma(set1(x[(base + c) * MR + m]), q, part[m][c % U]);
