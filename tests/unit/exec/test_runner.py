@@ -11,6 +11,8 @@ import torch
 import transformers
 from engine_rig import MakeRig, Rig
 
+from core.errors import ConfigError
+
 
 def _prompts(count: int, seed: int = 0, longest: int = 60) -> list[list[int]]:
     rng = random.Random(seed)
@@ -159,3 +161,14 @@ def test_an_impossible_request_fails_alone(llama: Path, make_rig: MakeRig) -> No
     assert news[bad][-1].finish_reason == "error"
     assert "masked" in (news[bad][-1].error or "")
     assert sum(len(output.new_token_ids) for output in news[good]) == 4
+
+
+@pytest.mark.parametrize(
+    ("cache", "flag"),
+    [({"num_blocks": 2**31 - 1}, "--num-kv-blocks"), ({"swap_space_bytes": 2**55}, "--swap-space")],
+)
+def test_memory_that_there_is_not_is_refused_with_its_flag(
+    llama: Path, make_rig: MakeRig, cache: dict[str, int], flag: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"could not be had .*{flag}"):
+        make_rig(llama, cache=cache)

