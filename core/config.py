@@ -132,8 +132,3 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("--threads", self.num_threads, 0, MAX_THREADS)
         _check_range("--max-model-len", self.max_model_len, 1, MAX_INT32)
         _check_range("--max-logprobs", self.max_logprobs, 0, MAX_INT32)
-        if self.scheduler.preemption_mode == "swap" and not self.cache.swap_space_bytes:
-            raise ConfigError(
-                "--preemption-mode swap needs host memory to swap to and --swap-space is 0; give --swap-space 4GiB, or "
-                "use --preemption-mode recompute"
-            )

@@ -47,11 +47,21 @@ def engine_config(model: str, **args: Any) -> EngineConfig:
             raise ConfigError(_unknown(given, top | scheduler | cache | _ALIASES.keys()))
     raw = {"model": model, "scheduler": parts["scheduler"], "cache": parts["cache"], **parts["top"]}
     try:
-        return msgspec.convert(raw, EngineConfig)
+        return _with_swap_space(msgspec.convert(raw, EngineConfig))
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, ConfigError):
             raise error.__cause__ from None
         raise ConfigError(f"an engine argument has a wrong value: {error}; give one of the right type") from error
+
+
+def _with_swap_space(config: EngineConfig) -> EngineConfig:
+    """`config`; whoever asks for swapping must say where to, else requests would be recomputed without a word."""
+    if config.scheduler.preemption_mode == "swap" and not config.cache.swap_space_bytes:
+        raise ConfigError(
+            "--preemption-mode swap needs host memory to swap to and --swap-space is 0; give --swap-space 4GiB, or "
+            "use --preemption-mode recompute"
+        )
+    return config
 
 
 def _fields(kind: type[msgspec.Struct]) -> frozenset[str]:
