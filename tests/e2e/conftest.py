@@ -14,10 +14,11 @@ POOL_TOKENS = 1536
 MAX_MODEL_LEN = 512
 
 
-def pool_flags(device: str, tokens: int = POOL_TOKENS) -> tuple[str, ...]:
-    """Flags of a KV pool for so many tokens; one more block is reserved."""
-    block_size = 128 if device == "sim" else 16
-    return ("--block-size", str(block_size), "--num-kv-blocks", str(tokens // block_size + 1))
+@pytest.fixture(scope="session")
+def pool_flags() -> tuple[str, ...]:
+    """Flags of a KV pool for `POOL_TOKENS` tokens; one more block is reserved."""
+    block_size = 128 if default_device() == "sim" else 16
+    return ("--block-size", str(block_size), "--num-kv-blocks", str(POOL_TOKENS // block_size + 1))
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +29,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_server(tiny_llama: Path) -> Iterator[CoreServer]:
+def tiny_server(tiny_llama: Path, pool_flags: tuple[str, ...]) -> Iterator[CoreServer]:
     """The tiny model in float32 with a KV pool for a few requests."""
-    device = default_device()
-    with served(tiny_llama, "--dtype", "float32", "--threads", "1", *pool_flags(device)) as server:
+    with served(tiny_llama, "--dtype", "float32", "--threads", "1", *pool_flags) as server:
         yield server

@@ -6,11 +6,14 @@ import asyncio
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import httpx
 import pytest
-from core_process import CoreServer
+from core_process import CoreServer, served
+from tiny import make_tiny
 
 NUM_STREAMS = 64
 NUM_PROMPTS = 16
@@ -91,18 +94,30 @@ def wait_idle(server: CoreServer) -> dict[str, float]:
     return metrics
 
 
+@pytest.fixture(params=["one group, recompute", "two groups, swap"])
+def small_pool(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CoreServer]:
+    """A server whose pool holds a few of the streams: full attention, and full with sliding attention over swapping."""
+    if request.param.startswith("one"):
+        yield request.getfixturevalue("tiny_server")
+        return
+    folder = make_tiny("Gemma3ForCausalLM", tmp_path / "gemma", max_position_embeddings=512, sliding_window=40)
+    flags = ("--dtype", "float32", "--threads", "1", "--preemption-mode", "swap", "--swap-space", "64MiB")
+    with served(folder, *flags, *request.getfixturevalue("pool_flags")) as server:
+        yield server
+
+
 @pytest.mark.timeout(600)
-async def test_64_streams_with_aborts_over_a_small_pool(tiny_server: CoreServer) -> None:
+async def test_64_streams_with_aborts_over_a_small_pool(small_pool: CoreServer) -> None:
     """H035, H038 over real processes: every stream ends right, no block leaks, greedy answers do not change."""
     rng = random.Random(5)
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=tiny_server.url, timeout=300, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=small_pool.url, timeout=300, limits=limits) as client:
         expected: list[tuple[list[int], Outcome]] = []
         for prompt in prompts(rng):
             if len(expected) < NUM_PROMPTS and (answer := await alone(client, prompt)) is not None:
                 expected.append((prompt, answer))
         assert len(expected) == NUM_PROMPTS
-        before = wait_idle(tiny_server)["vllm:num_preemptions_total"]
+        before = wait_idle(small_pool)["vllm:num_preemptions_total"]
 
         leaves = [rng.randrange(1, 40) if rng.random() < 0.4 else None for _ in range(NUM_STREAMS)]
         work = [stream(client, expected[i % NUM_PROMPTS][0], leaves[i], rng.random() * 0.5) for i in range(NUM_STREAMS)]
@@ -116,8 +131,8 @@ async def test_64_streams_with_aborts_over_a_small_pool(tiny_server: CoreServer)
         assert outcome.token_ids == expected[i % NUM_PROMPTS][1].token_ids
         assert outcome.text == expected[i % NUM_PROMPTS][1].text
     assert 10 < sum(leave is not None for leave in leaves) < 54
-    after = wait_idle(tiny_server)
+    after = wait_idle(small_pool)
     assert after["vllm:num_preemptions_total"] > before, "the pool was large enough for all: nothing was tested"
-    assert tiny_server.get("/health").status_code == 200
-    again = tiny_server.post("/v1/completions", **{k: v for k, v in body_of(expected[0][0]).items() if k != "model"})
+    assert small_pool.get("/health").status_code == 200
+    again = small_pool.post("/v1/completions", **{k: v for k, v in body_of(expected[0][0]).items() if k != "model"})
     assert again.json()["choices"][0]["token_ids"] == expected[0][1].token_ids
