@@ -10,6 +10,7 @@ import platform
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -121,7 +122,7 @@ def run_suite(
     options = ["--disable-plugin-autoload", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:junitxml"]
     options += ["--import-mode=importlib", f"--rootdir={suite}", "-c", os.devnull, "--strict-markers"]
     options += ["--maxfail=1"] * stop_at_first
-    with _own_bytecode():
+    with _quiet_process():
         pytest.main([*options, *files], plugins=[plugin])
     target.close()
     if write_lists:
@@ -145,14 +146,21 @@ def suite_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-class _own_bytecode:
-    """Keeps pytest from writing rewritten bytecode beside installed files."""
+@contextmanager
+def _quiet_process() -> Iterator[None]:
+    """Keeps pytest from writing bytecode beside installed files, and torch to one thread.
 
-    def __enter__(self) -> None:
-        self._before, sys.dont_write_bytecode = sys.dont_write_bytecode, True
-
-    def __exit__(self, *error: object) -> None:
-        sys.dont_write_bytecode = self._before
+    The oracle's tensors are tiny: threads that wait for each other made the suite ten times slower on a busy machine. A
+    host backend's own threads are its own affair.
+    """
+    bytecode, threads = sys.dont_write_bytecode, torch.get_num_threads()
+    sys.dont_write_bytecode = True
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = bytecode
+        torch.set_num_threads(threads)
 
 
 def _environment(target: Target) -> dict[str, Any]:

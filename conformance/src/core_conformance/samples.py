@@ -69,9 +69,12 @@ def variations() -> Iterator[OpSpec]:
         yield from (dataclasses.replace(op, features=frozenset({feature})) for feature in sorted(features))
         yield dataclasses.replace(op, features=frozenset({"no_such_feature"}))
     linear, attention = SAMPLES["linear"], SAMPLES["attention"]
-    yield from (dataclasses.replace(linear, **{"scheme": scheme}) for scheme in _SCHEMES)
-    for change in ({"softcap": 2.0}, {"causal": False}, {"window": 5}, {"head_dim": 1024, "v_head_dim": 1024}):
-        yield dataclasses.replace(attention, **change)  # type: ignore[arg-type]
+    assert isinstance(linear, o.LinearOp) and isinstance(attention, o.AttentionOp)
+    yield from (dataclasses.replace(linear, scheme=scheme) for scheme in _SCHEMES)
+    yield dataclasses.replace(attention, softcap=2.0)
+    yield dataclasses.replace(attention, causal=False)
+    yield dataclasses.replace(attention, window=5)
+    yield dataclasses.replace(attention, head_dim=1024, v_head_dim=1024)
 
 
 def core_operations(dtype: DType) -> Iterator[OpSpec]:

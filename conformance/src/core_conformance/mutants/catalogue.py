@@ -57,7 +57,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _engine("prefix hash ignores the parent", "L3/prefix-cache/parent", engine_bugs.hash_ignores_parent),
     _engine("prefix hash ignores the salt", "L3/prefix-cache/salt", engine_bugs.hash_ignores_salt),
     _engine("full hit skips the last token", "L3/prefix-cache/full", engine_bugs.full_hit_skips_the_last_token),
-    _engine("block freed while referenced", "L3/batch-invariance", engine_bugs.block_freed_while_referenced),
+    _engine("block freed while referenced", "L3/prefix-cache/shared", engine_bugs.block_freed_while_referenced),
     _engine("resumed with stale num_computed_tokens", "L3/preemption", engine_bugs.resumed_with_stale_count),
     _engine("abort leaks a block", "L3/abort", engine_bugs.abort_leaks_a_block),
     _engine("swapped in to the wrong blocks", "L3/preemption/swap", engine_bugs.swapped_in_elsewhere),

@@ -71,7 +71,7 @@ def block_freed_while_referenced() -> Iterator[None]:
             if block is self.null_block or block.ref_count == 0:
                 continue
             block.ref_count = 0
-            self._free.push_front(block)
+            (self._free.push_front if block.block_hash is None else self._free.push_back)(block)
 
     with mock.patch.object(BlockPool, "free", free):
         yield

@@ -108,6 +108,34 @@ def test_a_block_is_only_found_behind_its_own_prefix(subject: Subject, variant: 
         asked.comparison.close(subject)
 
 
+@check("L3/prefix-cache/shared", [*MODELS])
+def test_blocks_shared_by_running_requests(subject: Subject, variant: str) -> None:
+    """Requests that share cached blocks end one after the other while new ones want blocks: nobody loses any."""
+    with engine(subject, variant) as probe:
+        groups = len(probe.runner.groups)
+        blocks = 4 if variant != "copy" else 4 + 40 // probe.block_size
+    with engine(subject, variant, cache={"num_blocks": groups * 4 * blocks + 1}) as rig:
+        comparison = Comparison(variant, exact=variant == "copy")
+        head = _part(rig, 2)
+        rig.run([(*head, 1)], max_tokens=1)
+        prompts = [head + prompt_of(3 + index, seed=50 + index) for index in range(3)]
+        ids = [rig.start(prompt, max_tokens=1 + 4 * index) for index, prompt in enumerate(prompts)]
+        others = {3: prompt_of(len(head) - 1, seed=60), 5: prompt_of(len(head) - 2, seed=61)}
+        late: list[str] = []
+
+        def more(step: int) -> None:
+            if step in others:
+                late.append(rig.start(others[step], max_tokens=4))
+
+        news = rig.finish(more)
+        for index, (prompt, request_id) in enumerate(zip(prompts, ids, strict=True)):
+            golden = greedy(variant, prompt, 1 + 4 * index)
+            comparison.check(rig, golden, tokens_of(news[request_id]), "prefix shared with running requests")
+        for prompt, request_id in zip(others.values(), late, strict=True):
+            comparison.check(rig, greedy(variant, prompt, 4), tokens_of(news[request_id]), "beside shared prefixes")
+        comparison.close(subject)
+
+
 @check("L3/prefix-cache/evicted", [*MODELS])
 def test_eviction_under_pressure(subject: Subject, variant: str) -> None:
     """A pool of few blocks, in which cached prefixes are evicted again and again, never gives a wrong token."""
