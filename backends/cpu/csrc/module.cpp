@@ -258,6 +258,42 @@ void define_rowwise(py::module_& m) {
       py::arg("heads"), py::arg("dim"), py::arg("eps"), py::arg("offset") = 0.f, py::arg("residual") = 0,
       py::arg("residual_stride") = 0, py::arg("residual_out") = 0, py::arg("residual_out_stride") = 0);
   m.def(
+      "qk_norm_rope_write",
+      [](const KvArgs& kv, Address query, int64_t query_stride, int64_t query_head_stride, int64_t num_heads, Address key,
+         int64_t key_stride, int64_t key_head_stride, Address value, int64_t value_stride, int64_t value_head_stride,
+         int dtype, int64_t num_tokens, Address q_weight, Address k_weight, int weight_dtype, float eps, float offset,
+         int rotary_dim, bool interleaved, Address positions, Address cos_sin, Address slots, int64_t num_slots) {
+        py::gil_scoped_release release;
+        const KernelTable& table = kernels();
+        auto norm = [&](Address x, int64_t stride, int64_t head_stride, int64_t heads, Address weight) {
+          NormArgs a;
+          a.x = a.out = at(x);
+          a.x_stride = a.out_stride = stride;
+          a.x_head_stride = a.out_head_stride = head_stride;
+          a.weight = at(weight);
+          a.dtype = dtype;
+          a.weight_dtype = weight_dtype;
+          a.rows = num_tokens;
+          a.heads = heads;
+          a.dim = kv.head_dim;
+          a.eps = eps;
+          a.weight_offset = offset;
+          table.rms_norm(a);
+        };
+        auto turn = [&](Address x, int64_t stride, int64_t head_stride, int64_t heads) {
+          table.rope({at(x), dtype, num_tokens, heads, stride, head_stride, rotary_dim, interleaved,
+                      at<int32_t>(positions), at<float>(cos_sin)});
+        };
+        if (q_weight) norm(query, query_stride, query_head_stride, num_heads, q_weight);
+        if (k_weight) norm(key, key_stride, key_head_stride, kv.num_kv_heads, k_weight);
+        if (rotary_dim) {
+          turn(query, query_stride, query_head_stride, num_heads);
+          turn(key, key_stride, key_head_stride, kv.num_kv_heads);
+        }
+        table.kv_write({kv, at(key), at(value), dtype, num_slots, key_stride, key_head_stride, value_stride,
+                        value_head_stride, at<int32_t>(slots)});
+      });
+  m.def(
       "act_mul",
       [](Address x, int64_t x_stride, int64_t up_offset, Address out, int64_t out_stride, int dtype, int activation,
          int64_t rows, int64_t dim) {

@@ -153,6 +153,12 @@ static __attribute__((noinline)) void finish_row(const LinearPlan& p, const char
   }
 }
 
+constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of use weights are asked for
+
+CORE_INLINE void prefetch(const char* p, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+}
+
 // ------------------------------------------------------------------ tasks
 constexpr int64_t kMaxChunkRows = kChunkTiles * 12;
 struct TaskScratch {
@@ -194,6 +200,7 @@ static void run_task(const LinearPlan& p, int64_t panel, int np, int real, int64
       const char* base = p.data + (panel + q) * p.panel_bytes;
       if (p.tile) {
         float* tile = s.tile + q * kTileKBlock * 16;
+        prefetch(base + (k0 + k) * p.panel_bytes / a.w.k, k * p.panel_bytes / a.w.k);  // the next block of k
         p.tile(base, k0, k, tile);
         b[q] = tile;
       } else {
@@ -231,12 +238,6 @@ static void run_range(void* context, int64_t begin, int64_t end) {
 }
 
 // ------------------------------------------------------------------ few rows, quantized: no tile in between
-constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of use weights are asked for
-
-CORE_INLINE void prefetch_ahead(const char* p, size_t bytes) {
-  for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + kPrefetchBytes + i, 0, 3);
-}
-
 template <class S, int MR>
 CORE_INLINE void direct_panel(const void* panel, const float* a, const float* a_sum, int64_t k, F (&acc)[MR]) {
   constexpr int U = kAccumulators == 24 ? (MR == 1 ? 4 : MR == 2 ? 2 : 1) : MR == 1 ? 2 : 1;
@@ -248,8 +249,8 @@ CORE_INLINE void direct_panel(const void* panel, const float* a, const float* a_
       F part[MR][U];
       CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int u = 0; u < U; u++) part[m][u] = zero();
       const float* x = a + (i * S::kBlock + s * S::kSub) * MR;
-      prefetch_ahead(reinterpret_cast<const char*>(&b) + s * (sizeof(b) / (S::kBlock / S::kSub)),
-                     sizeof(b) / (S::kBlock / S::kSub));
+      constexpr int64_t kSubBytes = int64_t(sizeof(b)) / (S::kBlock / S::kSub);
+      prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBytes, kSubBytes);
       S::each(b, s, [&](int base, int c, F q) CORE_LAMBDA {
         CORE_UNROLL for (int m = 0; m < MR; m++)
           part[m][c % U] = fma(set1(x[(base + c) * MR + m]), q, part[m][c % U]);

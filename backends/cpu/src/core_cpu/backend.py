@@ -13,14 +13,17 @@ import torch.distributed as dist
 
 from core.backend import (
     Backend,
+    Batch,
     CommLimits,
     Communicator,
+    GroupSpec,
     KVLayout,
     KVSlab,
     MemoryInfo,
     OpenConfig,
     Packed,
     Pending,
+    Plan,
     Role,
     Scheme,
     SingleRank,
@@ -49,6 +52,7 @@ from core.spec import CacheKind, Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_cpu import kernels
 from core_cpu.blocks import CpuLayout, cpu_layout
 from core_cpu.operations import KERNELS
+from core_cpu.plan import cpu_plan
 from core_cpu.weights import KERNEL_SCHEMES, pack
 
 __all__ = ["CpuBackend"]
@@ -127,6 +131,10 @@ class CpuBackend(Backend):
         if role == "experts" or not known:
             return super().pack(source, scheme, role, dtype)
         return pack(source, scheme.name, dtype)
+
+    def plan(self, batch: Batch, group: GroupSpec, into: Plan | None = None) -> Plan:
+        """Addresses of the step's tensors, once for all layers."""
+        return cpu_plan(batch, group, into)
 
     def copy_blocks(self, src: KVSlab, dst: KVSlab, pairs: Sequence[tuple[int, int]], after: Pending) -> Pending:
         """Whole blocks by memcpy."""

@@ -17,6 +17,7 @@ from core_cpu import _kernels
 __all__ = [
     "ACTIVATIONS",
     "BLOCK_MULTIPLE",
+    "DTYPE_CODES",
     "AttentionKernel",
     "KvPlanes",
     "PackedWeight",
@@ -47,7 +48,8 @@ BLOCK_MULTIPLE = 16
 
 ACTIVATIONS = {"silu": 0, "gelu": 1, "gelu_tanh": 2}
 
-_DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""Element types of activations and dense weights, as the extension numbers them."""
 
 
 class Scheme(enum.IntEnum):
@@ -89,7 +91,7 @@ def _require(ok: bool, what: str) -> None:
 
 
 def _dtype(x: Tensor, name: str) -> int:
-    code = _DTYPES.get(x.dtype)
+    code = DTYPE_CODES.get(x.dtype)
     if code is None:
         raise ValueError(f"{name} must be float32, bfloat16 or float16, got {x.dtype}")
     return code
@@ -177,7 +179,7 @@ def pack(weight: Tensor, scheme: Scheme | None = None, scale: Tensor | None = No
         parts["row_sum"] = tensors["row_sum"] = torch.empty(padded, dtype=torch.int32)
     if scheme is Scheme.FP8:
         parts["row_nan"] = torch.empty(padded, dtype=torch.uint8)
-    source_dtype = _DTYPES.get(weight.dtype, 0)
+    source_dtype = DTYPE_CODES.get(weight.dtype, 0)
     row_bytes = weight.stride(0) * weight.element_size()
     addresses = {name: t.data_ptr() for name, t in parts.items()}
     _kernels.pack(
@@ -415,7 +417,7 @@ class AttentionKernel:
             negative never splits. Only with 0 may a row's bits depend on the batch and the number of threads.
     """
 
-    __slots__ = ("_handle", "dtype", "num_heads")
+    __slots__ = ("dtype", "handle", "num_heads")
 
     def __init__(
         self,
@@ -428,9 +430,9 @@ class AttentionKernel:
         softcap: float = 0.0,
         split_keys: int = 0,
     ) -> None:
-        code = _DTYPES[dtype]
+        code = DTYPE_CODES[dtype]
         self.num_heads, self.dtype = num_heads, dtype
-        self._handle = _kernels.Attention(num_heads, code, code, scale, causal, window, softcap, split_keys)
+        self.handle = _kernels.Attention(num_heads, code, code, scale, causal, window, softcap, split_keys)
 
     def _extras(self, tokens: int, sinks: Tensor | None, lse: Tensor | None) -> tuple[int, int]:
         sinks_at = 0 if sinks is None else _float32(sinks, "sinks", (self.num_heads,))
@@ -460,7 +462,7 @@ class AttentionKernel:
             out = torch.empty((tokens, self.num_heads, planes.v_head_dim), dtype=self.dtype)
         out_parts = _heads(out, "out", self.num_heads, planes.v_head_dim)
         extras = self._extras(tokens, sinks, lse)
-        self._handle.paged(
+        self.handle.paged(
             planes.handle, *parts, *out_parts, requests, starts, lens, table, block_table.stride(0), *extras
         )
         return out
@@ -490,7 +492,7 @@ class AttentionKernel:
         out_parts = _heads(out, "out", self.num_heads, v_dim)
         extras = self._extras(tokens, sinks, lse)
         requests = query_start_loc.shape[0] - 1
-        self._handle.ragged(
+        self.handle.ragged(
             kv_heads, head_dim, v_dim, *query_parts, *key_parts, *value_parts, *out_parts, requests, starts, key_starts,
             *extras,
         )  # fmt: skip

@@ -1,4 +1,8 @@
-"""Contract operations bound to kernels: each class bakes in what is static and takes the operation's record."""
+"""Contract operations bound to kernels: each class bakes in what is static and takes the operation's record.
+
+Those that a decoder calls in every layer pass addresses on themselves: the checks of `core_cpu.kernels` would cost more
+than some of the kernels do. What is asserted here the contract promises.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +38,10 @@ from core.backend.ops import (
     SampleArgs,
     SampleOp,
 )
-from core_cpu import kernels
+from core.spec import DType
+from core_cpu import _kernels, kernels
 from core_cpu.blocks import ExportBlocks, ImportBlocks, MoveTokens, Planes
+from core_cpu.plan import CpuPlan
 from core_cpu.weights import CpuPacked
 
 __all__ = ["KERNELS"]
@@ -60,20 +66,32 @@ class Attention:
 
     def __init__(self, op: AttentionOp) -> None:
         self._planes = Planes(op.v_head_dim)
-        self._kernel = _attention_kernel(op)
+        self._run = _attention_kernel(op).handle.paged
+        self._dtype, self._heads, self._dim, self._v_dim = (
+            torch_dtype(op.dtype),
+            op.num_heads,
+            op.head_dim,
+            op.v_head_dim,
+        )
 
     def __call__(self, args: AttentionArgs) -> Tensor:
-        plan = args.plan
-        assert args.cache is not None
-        return self._kernel.paged(
-            args.query,
-            self._planes.of(args.cache),
-            plan.query_start_loc,
-            plan.seq_lens,
-            plan.block_table,
-            sinks=args.sinks,
-            lse=args.lse,
+        query, plan, sinks, lse = args.query, args.plan, args.sinks, args.lse
+        assert args.cache is not None and isinstance(plan, CpuPlan)
+        assert query.shape[1:] == (self._heads, self._dim) and query.dtype == self._dtype and query.stride(2) == 1
+        out = torch.empty((query.shape[0], self._heads, self._v_dim), dtype=self._dtype)
+        self._run(
+            self._planes.of(args.cache).handle,
+            query.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            out.data_ptr(),
+            self._heads * self._v_dim,
+            self._v_dim,
+            *plan.requests,
+            0 if sinks is None else _float32(sinks),
+            0 if lse is None else _float32(lse),
         )
+        return out
 
 
 class RaggedAttention:
@@ -92,14 +110,31 @@ class Linear:
     """linear, for dense and quantized weights alike."""
 
     def __init__(self, op: LinearOp) -> None:
-        self._out_dtype = torch_dtype(op.out_dtype)
+        self._in_dtype, self._out_dtype = torch_dtype(op.dtype), torch_dtype(op.out_dtype)
+        self._codes = kernels.DTYPE_CODES[self._in_dtype], kernels.DTYPE_CODES[self._out_dtype]
+        self._in_features, self._out_features = op.in_features, op.out_features
         self._invariant = op.determinism >= Determinism.D2
 
     def __call__(self, args: LinearArgs) -> Tensor:
-        assert isinstance(args.x, Tensor) and isinstance(args.weight, CpuPacked)
-        return kernels.linear(
-            args.x, args.weight.weight, args.bias, out_dtype=self._out_dtype, invariant=self._invariant
+        x, packed, bias = args.x, args.weight, args.bias
+        assert isinstance(x, Tensor) and isinstance(packed, CpuPacked)
+        assert x.dtype == self._in_dtype and x.shape[1] == self._in_features and x.stride(1) == 1
+        rows, columns = x.shape[0], self._out_features
+        out = torch.empty((rows, columns), dtype=self._out_dtype)
+        _kernels.linear(
+            packed.weight.handle,
+            x.data_ptr(),
+            self._codes[0],
+            rows,
+            x.stride(0),
+            out.data_ptr(),
+            self._codes[1],
+            columns,
+            0 if bias is None else bias.data_ptr(),
+            0 if bias is None else kernels.DTYPE_CODES[bias.dtype],
+            self._invariant,
         )
+        return out
 
 
 class Embed:
@@ -114,19 +149,55 @@ class Embed:
         return kernels.embed(args.token_ids, args.weight.weight, out_dtype=self._dtype, scale=self._multiplier)
 
 
+class RowNorm:
+    """The norm of rows [t, dim], as the operations below share it.
+
+    Args:
+        dtype: Type of x.
+        dim: Elements of a row.
+        eps: Added to the mean square.
+        offset: Added to the weight.
+    """
+
+    __slots__ = ("_code", "_dim", "_dtype", "_eps", "_offset")
+
+    def __init__(self, dtype: DType, dim: int, eps: float, offset: float) -> None:
+        self._dtype, self._dim, self._eps, self._offset = torch_dtype(dtype), dim, eps, offset
+        self._code = kernels.DTYPE_CODES[self._dtype]
+
+    def __call__(self, x: Tensor, weight: Tensor, residual: Tensor | None, out: Tensor | None = None) -> Tensor:
+        """The norm of x, or of x + residual, which then lies in `residual`."""
+        rows, dim = x.shape
+        assert x.dtype == self._dtype and dim == self._dim and x.stride(1) == 1 and weight.shape == (dim,)
+        out = torch.empty((rows, dim), dtype=self._dtype) if out is None else out
+        sum_at, sum_stride = 0, 0
+        if residual is not None:
+            assert residual.dtype == self._dtype and residual.shape == x.shape and residual.stride(1) == 1
+            sum_at, sum_stride = residual.data_ptr(), residual.stride(0)
+        weight_code = kernels.DTYPE_CODES[weight.dtype]
+        _kernels.rms_norm(
+            x.data_ptr(), x.stride(0), 0, out.data_ptr(), out.stride(0), 0, weight.data_ptr(), self._code, weight_code,
+            rows, 1, dim, self._eps, self._offset, sum_at, sum_stride, sum_at, sum_stride,
+        )  # fmt: skip
+        return out
+
+
 class RmsNorm:
     """rms_norm of any leading shape."""
 
     def __init__(self, op: RmsNormOp) -> None:
         self._eps, self._offset = op.eps, op.weight_offset
+        self._rows = RowNorm(op.dtype, op.dim, op.eps, op.weight_offset)
 
     def __call__(self, args: RmsNormArgs) -> Tensor | tuple[Tensor, Tensor]:
         x, residual = args.x, args.residual
+        if x.dim() == 3 and residual is None:
+            return kernels.rms_norm(x, args.weight, self._eps, offset=self._offset)
         shape = x.shape
-        if x.dim() == 1 or x.dim() > 3 or (residual is not None and x.dim() != 2):
+        if x.dim() != 2:
             x = x.reshape(-1, shape[-1])
             residual = None if residual is None else residual.reshape(-1, shape[-1])
-        y = kernels.rms_norm(x, args.weight, self._eps, offset=self._offset, residual=residual).view(shape)
+        y = self._rows(x, args.weight, residual).view(shape)
         return y if residual is None else (y, residual.view(shape))
 
 
@@ -134,14 +205,13 @@ class ReduceNorm:
     """reduce_norm on one rank: the branch's own norm, then residual and norm in one pass."""
 
     def __init__(self, op: ReduceNormOp) -> None:
-        self._eps, self._offset = op.eps, op.weight_offset
+        self._rows = RowNorm(op.dtype, op.dim, op.eps, op.weight_offset)
 
     def __call__(self, args: ReduceNormArgs) -> tuple[Tensor, Tensor]:
         x, residual = args.partial, args.residual
         if args.post_weight is not None:
-            x = kernels.rms_norm(x, args.post_weight, self._eps, offset=self._offset, out=x)
-        y = kernels.rms_norm(x, args.weight, self._eps, offset=self._offset, residual=residual)
-        return y, residual
+            x = self._rows(x, args.post_weight, None, out=x)
+        return self._rows(x, args.weight, residual), residual
 
 
 class ActMul:
@@ -167,21 +237,32 @@ class Rope:
 
 
 class QkNormRopeWrite:
-    """qk_norm_rope_write, in place on query and key."""
+    """qk_norm_rope_write in one call, in place on query and key."""
 
     def __init__(self, op: QkNormRopeWriteOp) -> None:
         self._planes = Planes(op.v_head_dim)
-        self._eps, self._offset = op.eps, op.weight_offset
-        self._interleaved = op.interleaved
+        self._op, self._dtype = op, torch_dtype(op.dtype)
+        self._code = kernels.DTYPE_CODES[self._dtype]
 
     def __call__(self, args: QkNormRopeWriteArgs) -> tuple[Tensor, Tensor]:
-        query, key = args.query, args.key
-        if args.q_weight is not None and args.k_weight is not None:
-            kernels.rms_norm(query, args.q_weight, self._eps, offset=self._offset, out=query)
-            kernels.rms_norm(key, args.k_weight, self._eps, offset=self._offset, out=key)
-        kernels.rope(query, args.positions, args.cos_sin, interleaved=self._interleaved)
-        kernels.rope(key, args.positions, args.cos_sin, interleaved=self._interleaved)
-        kernels.kv_write(key, args.value, self._planes.of(args.cache), args.plan.slots)
+        op, query, key, value, plan = self._op, args.query, args.key, args.value, args.plan
+        assert isinstance(plan, CpuPlan) and args.positions.dtype == torch.int32
+        assert query.shape[1:] == (op.num_heads, op.head_dim) and key.shape[1:] == (op.num_kv_heads, op.head_dim)
+        assert query.dtype == key.dtype == value.dtype == self._dtype
+        assert query.stride(2) == key.stride(2) == value.stride(2) == 1 and plan.num_slots <= key.shape[0]
+        q_weight, k_weight = args.q_weight, args.k_weight
+        weight_code = self._code if q_weight is None else kernels.DTYPE_CODES[q_weight.dtype]
+        assert q_weight is None or k_weight is None or q_weight.dtype == k_weight.dtype
+        _kernels.qk_norm_rope_write(
+            self._planes.of(args.cache).handle,
+            query.data_ptr(), query.stride(0), query.stride(1), op.num_heads,
+            key.data_ptr(), key.stride(0), key.stride(1),
+            value.data_ptr(), value.stride(0), value.stride(1),
+            self._code, query.shape[0],
+            0 if q_weight is None else q_weight.data_ptr(), 0 if k_weight is None else k_weight.data_ptr(), weight_code,
+            op.eps, op.weight_offset, op.rotary_dim, op.interleaved,
+            args.positions.data_ptr(), _float32(args.cos_sin), plan.slots_at, plan.num_slots,
+        )  # fmt: skip
         return query, key
 
 
@@ -205,6 +286,11 @@ class ApplyTokenBitmask:
 
     def __call__(self, args: ApplyTokenBitmaskArgs) -> None:
         kernels.token_bitmask(args.logits, args.bitmask)
+
+
+def _float32(x: Tensor) -> int:
+    assert x.dtype == torch.float32 and x.is_contiguous(), f"float32 and contiguous, not {x.dtype} {x.stride()}"
+    return x.data_ptr()
 
 
 def _attention(op: AttentionOp) -> Callable[[AttentionArgs], Tensor]:
