@@ -69,7 +69,7 @@ def serve(session: nox.Session) -> None:
 
 @chore
 def tests(session: nox.Session) -> None:
-    """All tests that end within minutes: null, unit, backend, e2e, docs, and the conformance suite's short form."""
+    """All tests that end within minutes: null, unit, backend, e2e, docs, and L0 and L1 of the conformance suite."""
     _install(session, ALL, *TEST_TOOLS, *LINT_TOOLS)
     _run(session, "pytest", *(session.posargs or ["tests"]))
 
@@ -149,4 +149,4 @@ def docs(session: nox.Session) -> None:
 def isa(session: nox.Session) -> None:
     """The CPU kernels under qemu-user on processors that this machine is not; needs `qemu-x86_64` on the path."""
     _install(session, RUNTIME, *TEST_TOOLS)
-    _run(session, "python", "backends/cpu/tools/qemu_check.py", *session.posargs)
+    _run(session, "pytest", "tests/backend/cpu/test_kernels_qemu.py", *session.posargs)

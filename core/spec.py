@@ -108,7 +108,7 @@ class DeviceInfo:
 
     Args:
         index: Position among the devices of the backend.
-        arch: Architecture in the vendor's own word ("sm_90", "gfx942", "x86-64-avx512").
+        arch: Architecture in the vendor's own word ("acme-1").
         memory_bytes: Total memory in bytes; 0 where unknown.
         sdk: Version of driver or SDK, for people.
         name: Product name, for people.

@@ -84,7 +84,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         field="enforce_eager",
         names=("--enforce-eager/--no-enforce-eager",),
         kind=bool,
-        text="Never capture graphs.",
+        text="Never capture graphs; none are captured yet.",
     ),
     Flag(
         field="deterministic",
