@@ -177,7 +177,8 @@ class ActMul:
 
     def __call__(self, args: ActMulArgs) -> Tensor:
         gate, up = args.x.float().split(self.size, dim=-1)
-        return (gate * torch.sigmoid(gate) * up).to(args.x.dtype)
+        gated: Tensor = gate * torch.sigmoid(gate) * up
+        return gated.to(args.x.dtype)
 
 
 class Embed:
@@ -190,7 +191,8 @@ class Embed:
         weight = args.weight.tensors()["weight"]
         ids = args.token_ids.long()
         require(bool(((ids >= 0) & (ids < weight.shape[0])).all()), "a token id is outside the embedding")
-        return weight[ids] * torch.tensor(self.op.multiplier, dtype=weight.dtype)
+        rows: Tensor = weight[ids] * torch.tensor(self.op.multiplier, dtype=weight.dtype)
+        return rows
 
 
 class ExportBlocks:
