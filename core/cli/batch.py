@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
-from core.cli.progress import progress_bar, spinner
+from core.cli.progress import progress_bar
 from core.config import EngineConfig
 from core.errors import ConfigError
 from core.serve.interface import ServedEngine
@@ -126,8 +126,7 @@ def run_batch(config: EngineConfig, file: str, output: str | None, names: tuple[
         return
 
     async def work() -> None:
-        with spinner(f"loading {config.model}"):
-            engine = await AsyncEngine.start(config)
+        engine = await AsyncEngine.start(config)
         try:
             with target.open("ab") as out:
                 renderer, concurrency = chat_renderer(engine), config.scheduler.max_num_seqs

@@ -6,7 +6,6 @@ import asyncio
 import sys
 from typing import Any
 
-from core.cli.progress import spinner
 from core.config import EngineConfig
 from core.errors import InvalidRequestError
 from core.sampling_params import SamplingParams
@@ -79,8 +78,7 @@ def chat(config: EngineConfig, conversation: Conversation, params: SamplingParam
         if not prompt:
             raise InvalidRequestError("standard input is empty; pipe a question or give --prompt")
     with asyncio.Runner() as runner:
-        with spinner(f"loading {config.model}"):
-            engine = runner.run(AsyncEngine.start(config))
+        engine = runner.run(AsyncEngine.start(config))
         try:
             renderer = chat_renderer(engine)
             if prompt is not None:

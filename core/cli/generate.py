@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from core.cli.progress import progress_bar, spinner
+from core.cli.progress import progress_bar
 from core.config import EngineConfig
 from core.errors import ConfigError, CoreError
 from core.outputs import RequestOutput
@@ -57,8 +57,7 @@ def generate_all(config: EngineConfig, prompts: Sequence[str], params: SamplingP
     from core.engine.async_engine import AsyncEngine
 
     async def work() -> None:
-        with spinner(f"loading {config.model}"):
-            engine = await AsyncEngine.start(config)
+        engine = await AsyncEngine.start(config)
         try:
             await run_prompts(engine, prompts, params, config.scheduler.max_num_seqs, as_json=as_json)
         finally:

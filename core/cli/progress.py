@@ -1,11 +1,11 @@
-"""Progress on standard error: bars and spinners in a terminal, nothing elsewhere."""
+"""Progress on standard error: bars in a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["progress_bar", "spinner"]
+__all__ = ["progress_bar"]
 
 
 @contextmanager
@@ -27,16 +27,3 @@ def progress_bar(label: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, *times, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task(label, total=total)
         yield lambda: progress.advance(task)
-
-
-@contextmanager
-def spinner(label: str) -> Iterator[None]:
-    """Shows `label` while the block runs."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(label):
-        yield

@@ -8,7 +8,6 @@ import logging
 import sys
 from collections.abc import Callable
 
-from core.cli.progress import spinner
 from core.config import EngineConfig
 from core.engine.async_engine import AsyncEngine
 from core.serve.chat_template import chat_renderer
@@ -30,8 +29,7 @@ def run_server(config: EngineConfig, settings: ServeSettings) -> None:
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
     async def start() -> ServedEngine:
-        with spinner(f"loading {config.model}"):
-            return await AsyncEngine.start(config)
+        return await AsyncEngine.start(config)
 
     def ready(engine: ServedEngine, url: str, seconds: float) -> None:
         sys.stderr.write(f"ready: {config.model} on {engine.facts.resolved} at {url} in {seconds:.1f} s\n")

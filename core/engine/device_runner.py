@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from core import plugins
 from core.backend import Limits, OpenConfig
 from core.config import EngineConfig
 from core.engine.build import load_tokenizer
+from core.engine.load_progress import load_progress
 from core.exec.build import build_runner
 from core.exec.model_runner import ModelRunner
 from core.loader.checkpoint import open_checkpoint
@@ -23,17 +27,19 @@ def make_runner(config: EngineConfig) -> ModelRunner:
     path = resolve_model(config.model, config.revision)
     checkpoint = open_checkpoint(path)
     try:
-        opened = plugins.open_device(config.device, _open_config(config))
+        opened = plugins.open_device(config.device, _open_config(config, checkpoint.config))
         try:
-            return build_runner(
-                config,
-                checkpoint,
-                opened.backend,
-                opened.info,
-                opened.device,
-                num_tokenizer_ids=load_tokenizer(config).vocab_size,
-                extra_models=plugins.list_models(),
-            )
+            with load_progress(config.model) as progress:
+                return build_runner(
+                    config,
+                    checkpoint,
+                    opened.backend,
+                    opened.info,
+                    opened.device,
+                    num_tokenizer_ids=load_tokenizer(config).vocab_size,
+                    extra_models=plugins.list_models(),
+                    progress=progress,
+                )
         except BaseException:
             opened.backend.close()
             raise
@@ -41,10 +47,10 @@ def make_runner(config: EngineConfig) -> ModelRunner:
         checkpoint.close()
 
 
-def _open_config(config: EngineConfig) -> OpenConfig:
+def _open_config(config: EngineConfig, model: Mapping[str, Any]) -> OpenConfig:
     limits = Limits(
         max_num_seqs=config.scheduler.max_num_seqs,
         max_num_batched_tokens=config.scheduler.max_num_batched_tokens,
-        max_model_len=config.max_model_len or Limits.max_model_len,
+        max_model_len=config.max_model_len or int(model.get("max_position_embeddings") or Limits.max_model_len),
     )
     return OpenConfig(limits=limits, deterministic=config.deterministic, num_threads=config.num_threads)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from core.backend import Batch, GroupBatch
+from core.exec.device_copies import DeviceCopies
 from core.kv.groups import KVCacheGroup
 from core.sampling_params import SamplingParams
 from core.sched.output import NewRequest, ScheduledRequest
@@ -82,21 +83,21 @@ class InputBatch:
         max_num_seqs: Rows; one more is kept for a request that comes while another is leaving.
         groups: Cache groups, in the order of `NewRequest.block_ids`.
         block_size: Tokens a block.
-        device: Where batches go.
+        copies: Brings batches to the device.
     """
 
     def __init__(
-        self, max_num_seqs: int, groups: Sequence[KVCacheGroup], block_size: int, device: torch.device
+        self, max_num_seqs: int, groups: Sequence[KVCacheGroup], block_size: int, copies: DeviceCopies
     ) -> None:
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._device = device
+        self._to_device = copies.put
         self._states: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._tokens: Int32Array = np.zeros((max_num_seqs, 256), dtype=np.int32)
         self._tables: list[Int32Array] = [np.zeros((max_num_seqs, 16), dtype=np.int32) for _ in self._groups]
         self._table_lens: Int32Array = np.zeros((len(self._groups), max_num_seqs), dtype=np.int32)
-        self.last_sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=device)
+        self.last_sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=copies.device)
         """[rows], int32, device: newest token of each row, possibly not known to the host yet."""
 
     def __contains__(self, request_id: str) -> bool:
@@ -263,10 +264,6 @@ class InputBatch:
         self._tables = [np.concatenate([table, np.zeros_like(table)]) for table in self._tables]
         self._table_lens = np.concatenate([self._table_lens, np.zeros_like(self._table_lens)], axis=1)
         self.last_sampled = torch.cat([self.last_sampled, torch.zeros_like(self.last_sampled)])
-
-    def _to_device(self, array: npt.NDArray[np.generic]) -> Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        return tensor if self._device.type == "cpu" else tensor.to(self._device, non_blocking=True)
 
 
 def _widen(array: Int32Array, length: int) -> Int32Array:

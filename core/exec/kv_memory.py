@@ -20,6 +20,7 @@ __all__ = ["choose_block_size", "make_kv_pool"]
 _HOST_SHARE = 0.5
 """Share of free memory that the pool may take where the device has no memory of its own: others live there too."""
 _HOST_LIMIT = 4 * 2**30
+"""Most bytes that the pool takes there unless it is told otherwise: more helps only long-lived prefix caches."""
 
 
 def choose_block_size(cache: CacheConfig, backend: Backend) -> int:
@@ -91,7 +92,7 @@ def _num_blocks(
 def _budget(cache: CacheConfig, backend: Backend) -> int:
     memory = backend.memory()
     allowed = int(memory.total * cache.device_memory_utilization) - (memory.total - memory.free)
-    if backend.device.type == "cpu":
+    if backend.capabilities.unified_memory:
         return min(allowed, int(memory.free * _HOST_SHARE), _HOST_LIMIT)
     return allowed
 

@@ -17,6 +17,7 @@ from core.backend import Backend, Batch, GroupSpec, KVSlab, Pending, Plan
 from core.backend.negotiate import OpTable
 from core.backend.ops import LayerCache
 from core.errors import EngineDeadError
+from core.exec.device_copies import DeviceCopies
 from core.exec.input_batch import InputBatch, RequestState, StepInputs
 from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs, top_logprobs
 from core.kv.groups import KVCacheGroups
@@ -95,7 +96,7 @@ class ModelRunner:
         self._sampler = sampler
         self._pool = pool
         self._caches = pool.layer_caches()
-        self._inputs = InputBatch(max_num_seqs, pool.groups.groups, self.block_size, backend.device)
+        self._inputs = InputBatch(max_num_seqs, pool.groups.groups, self.block_size, DeviceCopies(backend))
         self._lock = threading.Lock()
         """Guards the request mirror: the runner thread reads it, whoever takes a result appends to it."""
         self._unfinished: _StepResult | None = None
