@@ -69,7 +69,7 @@ def serve(session: nox.Session) -> None:
 
 @chore
 def tests(session: nox.Session) -> None:
-    """All tests that end within minutes: null, unit, backend, e2e, docs, and L0 and L1 of the conformance suite."""
+    """All tests that end within minutes: null, unit, backend, e2e, docs, and L0 to L3 of the conformance suite."""
     _install(session, ALL, *TEST_TOOLS, *LINT_TOOLS)
     _run(session, "pytest", *(session.posargs or ["tests"]))
 
