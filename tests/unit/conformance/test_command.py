@@ -14,7 +14,7 @@ COMMAND = [sys.executable, "-m", "core.cli", "conformance"]
 INSTALLED = {entry.name for entry in entry_points(group="core.backends")}
 
 
-def core(*args: str, timeout: float = 170) -> subprocess.CompletedProcess[str]:
+def core(*args: str, timeout: float = 380) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*COMMAND, *args], capture_output=True, text=True, timeout=timeout, check=False)
 
 
