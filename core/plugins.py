@@ -251,7 +251,7 @@ def _best(listings: Sequence[BackendListing]) -> BackendListing:
     broken = "; ".join(f"{item.package}: {item.error}" for item in listings if item.error)
     raise BackendNotFoundError(
         f"no usable backend is installed{f' ({broken})' if broken else ''}; install one, for example "
-        "`pip install core-backend-cpu`"
+        "`pip install core-backend-cpu` (from a clone `pip install ./backends/cpu`)"
     )
 
 
@@ -268,5 +268,6 @@ def _not_found(name: str, listings: Sequence[BackendListing]) -> str:
     hint = f"; broken packages that may have brought it: {', '.join(broken)}" if broken else ""
     return (
         f"no installed backend is called {name!r} (installed: {installed}){hint}; "
-        f"install the package that brings it, by convention `pip install core-backend-{name}`"
+        f"install the package that brings it, by convention `pip install core-backend-{name}`, "
+        "after which `core backends` lists it with its devices"
     )

@@ -79,12 +79,11 @@ class CpuBackend(Backend):
         ]
 
     def open(self, index: int, config: OpenConfig) -> None:
-        """Sets the number of compute threads: the operator's, else the cores that this process may use."""
+        """Sets the compute threads: the operator's, else OMP_NUM_THREADS, else the cores that this process may use."""
         self.device = torch.device("cpu")
-        num_threads = config.num_threads or len(os.sched_getaffinity(0))
-        kernels.set_num_threads(num_threads)
+        kernels.set_num_threads(config.num_threads)
         self.capabilities = Capabilities(
-            block_sizes=_BLOCK_SIZES, unified_memory=True, transfer_kinds=("host",), num_threads=num_threads
+            block_sizes=_BLOCK_SIZES, unified_memory=True, transfer_kinds=("host",), num_threads=kernels.num_threads()
         )
 
     def supports(self, op: OpSpec, device: DeviceInfo) -> Verdict:
