@@ -6,11 +6,9 @@ nor the vendor's SDK: listing every installed backend costs milliseconds and bre
 
 from __future__ import annotations
 
-from typing import Any
-
 import pluggy
 
-from core.spec import BackendInfo, ModelEntry
+from core.spec import BackendInfo, ConformanceCase, ModelEntry
 
 __all__ = ["ENTRY_POINT_GROUP", "PROJECT", "hookimpl", "hookspec"]
 
@@ -36,7 +34,7 @@ def core_models() -> list[ModelEntry]:  # type: ignore[empty-body]
 
 
 @hookspec
-def core_conformance_cases(backend: str) -> list[Any]:  # type: ignore[empty-body]
+def core_conformance_cases(backend: str) -> list[ConformanceCase]:  # type: ignore[empty-body]
     """Further cases of the conformance suite for one of the package's backends. Optional.
 
     Args:

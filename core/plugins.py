@@ -19,7 +19,7 @@ import pluggy
 
 from core import hookspecs
 from core.errors import BackendNotFoundError, BackendUnavailableError, ConfigError, ContractVersionError
-from core.spec import BackendInfo, DeviceInfo, ModelEntry
+from core.spec import BackendInfo, ConformanceCase, DeviceInfo, ModelEntry
 
 if TYPE_CHECKING:
     # Only for types: a process that lists or chooses devices must not pay for importing torch.
@@ -30,6 +30,7 @@ __all__ = [
     "OpenedBackend",
     "choose_device",
     "list_backends",
+    "list_conformance_cases",
     "list_models",
     "load_backend",
     "open_device",
@@ -90,6 +91,16 @@ def list_models() -> list[ModelEntry]:
         manager, error = _register(entry)
         if error is None:
             found += [model for models in manager.hook.core_models() for model in models]
+    return found
+
+
+def list_conformance_cases(backend: str) -> list[ConformanceCase]:
+    """Further checks that the packages which announce this backend bring for it; a broken package brings none."""
+    found: list[ConformanceCase] = []
+    for entry in _entry_points():
+        manager, error = _register(entry)
+        if error is None and any(info.name == backend for infos in manager.hook.core_backends() for info in infos):
+            found += [case for cases in manager.hook.core_conformance_cases(backend=backend) for case in cases]
     return found
 
 

@@ -11,6 +11,7 @@ __all__ = [
     "BackendInfo",
     "CacheKind",
     "Capabilities",
+    "ConformanceCase",
     "DType",
     "DeviceInfo",
     "KVCacheSpec",
@@ -209,6 +210,20 @@ class ModelSpec:
     max_model_len: int
     layers: tuple[KVCacheSpec | None, ...]
     num_parameters: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConformanceCase:
+    """One further check that a package brings for one of its backends; the suite runs it beside its own.
+
+    Args:
+        id: Stable name that begins with the backend's: "acme/interrupt-storm".
+        load: "module:function"; the function takes an opened `core.backend.Backend`, its to use and not to close, and
+            raises where something is wrong.
+    """
+
+    id: str
+    load: str
 
 
 @dataclass(frozen=True, kw_only=True)

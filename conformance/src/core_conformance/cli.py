@@ -45,13 +45,16 @@ def run(
     ] = False,
 ) -> None:
     """Run every check up to a level. Exit code 0: all that ran is acceptable; 1: something is not."""
+    from core.plugins import list_conformance_cases
     from core_conformance.must_pass_lists import levels_up_to
     from core_conformance.run import run_suite
     from core_conformance.target import load_target
+    from core_conformance.vendor_cases import run_vendor_cases
     from core_conformance.waivers import read_waivers
 
+    target = load_target(backend)
     result = run_suite(
-        load_target(backend),
+        target,
         levels_up_to(level),
         select=_selector(k),
         progress=_show if verbose else lambda record: None,
@@ -61,6 +64,8 @@ def run(
     if write_must_pass:
         typer.echo(f"lists of {', '.join(result.levels)} are written")
         raise typer.Exit(0)
+    result.records += run_vendor_cases(target, list_conformance_cases(target.name), select=_selector(k))
+    target.close()
     if report is not None:
         report.write_text("".join(f"{line}\n" for line in result.to_lines()), encoding="utf-8")
     typer.echo(result.summary())

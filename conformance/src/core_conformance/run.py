@@ -68,6 +68,10 @@ class Report:
     def summary(self) -> str:
         """One line a level, then each problem and failure with its reason."""
         lines = [self._level_line(level) for level in self.levels]
+        own = [record for record in self.records if record.id.startswith(f"{self.target.name}/")]
+        if own:
+            passed = sum(record.outcome is Outcome.PASS for record in own)
+            lines.append(f"{self.target.name} further cases of its package: {passed} of {len(own)} PASS")
         lines += [f"ERROR   {problem}" for problem in self.problems]
         lines += [f"{record.outcome:<7} {record.id}: {record.reason}" for record in self.failures]
         return "\n".join(lines)

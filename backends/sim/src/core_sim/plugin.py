@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pluggy
 
-from core.spec import BackendInfo
+from core.spec import BackendInfo, ConformanceCase
 
-__all__ = ["core_backends"]
+__all__ = ["core_backends", "core_conformance_cases"]
 
 hookimpl = pluggy.HookimplMarker("core")
 
@@ -24,3 +24,10 @@ def core_backends() -> list[BackendInfo]:
             remedy="it needs nothing but torch; reinstall core-backend-sim",
         )
     ]
+
+
+@hookimpl
+def core_conformance_cases(backend: str) -> list[ConformanceCase]:
+    """What is special about this chip and no other: its strictness is the reason that it exists."""
+    names = ("late-copies", "poisoned-memory")
+    return [ConformanceCase(id=f"sim/{n}", load=f"core_sim.cases:{n.replace('-', '_')}") for n in names]
