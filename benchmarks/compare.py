@@ -105,9 +105,10 @@ def main() -> None:
                 if number:  # round 0 warms up
                     rates[test][engine.name].append(rate)
                 print(f"round {number} {test} {engine.name}: {rate:.1f}", flush=True)
+        if number:  # a run that is stopped keeps its whole rounds
+            _write(options, number, [engine.ready for engine in engines], rates)
     for engine in engines:
         engine.close()
-    _write(options, [engine.ready for engine in engines], rates)
 
 
 def _parse() -> argparse.Namespace:
@@ -147,7 +148,9 @@ def _engines(options: argparse.Namespace) -> list[Worker | LlamaCpp]:
     return engines
 
 
-def _write(options: argparse.Namespace, ready: list[dict[str, Any]], rates: dict[str, dict[str, list[float]]]) -> None:
+def _write(
+    options: argparse.Namespace, rounds: int, ready: list[dict[str, Any]], rates: dict[str, dict[str, list[float]]]
+) -> None:
     names = [name for name in next(iter(rates.values())) if name != "ours"]
     head = ["test", "ours", *[f"{name} | ours / {name}" for name in names]]
     lines = ["| " + " | ".join(head) + " |", "|---" * (1 + 1 + 2 * len(names)) + "|"]
@@ -166,11 +169,11 @@ def _write(options: argparse.Namespace, ready: list[dict[str, Any]], rates: dict
         "engines": ready,
         "rates": rates,
     }
-    target = HERE / "results" / options.out
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    note = f"{record['when']}, {_processor()}, {os.cpu_count()} cores, medians of {options.rounds} interleaved rounds\n"
-    target.with_suffix(".md").write_text(f"{note}\n{table}\n", encoding="utf-8")
+    folder = HERE / "results"
+    folder.mkdir(exist_ok=True)
+    (folder / f"{options.out}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    note = f"{record['when']}, {_processor()}, {os.cpu_count()} cores, medians of {rounds} interleaved rounds\n"
+    (folder / f"{options.out}.md").write_text(f"{note}\n{table}\n", encoding="utf-8")
     print(table)
 
 
