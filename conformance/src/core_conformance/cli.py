@@ -1,22 +1,17 @@
-"""`core conformance`: run the suite against an installed backend, or list what is in it."""
+"""`core conformance`: run the suite against an installed backend, and read what came of it."""
 
 from __future__ import annotations
 
-import fnmatch
 import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Sequence
 
 import typer
 
 from core.errors import CoreError
-from core_conformance.records import Outcome, Record
+from core_conformance.commands.list import list_
+from core_conformance.commands.run import run
 
 __all__ = ["app", "main"]
-
-Level = Literal["L0", "L1", "L2", "L3"]
-AnyLevel = Annotated[Level, typer.Option("--level", help="Highest level to run.")]
 
 app = typer.Typer(
     name="conformance",
@@ -28,57 +23,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-
-@app.command()
-def run(
-    backend: Annotated[str, typer.Option("--backend", help="NAME or NAME:INDEX; `reference` is the core's own torch.")],
-    level: AnyLevel = "L3",
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write records to this file, one JSON a line.")
-    ] = None,
-    k: Annotated[str, typer.Option("-k", help="Run only ids that hold this text, or match it where it has a *.")] = "",
-    waivers: Annotated[Path | None, typer.Option("--waivers", help="TOML file of waivers.")] = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write each check as it ends.")] = False,
-    write_must_pass: Annotated[
-        bool,
-        typer.Option("--write-must-pass", help="Replace the committed lists by the ids of the files; run nothing."),
-    ] = False,
-) -> None:
-    """Run every check up to a level. Exit code 0: all that ran is acceptable; 1: something is not."""
-    from core.plugins import list_conformance_cases
-    from core_conformance.must_pass_lists import levels_up_to
-    from core_conformance.run import run_suite
-    from core_conformance.target import load_target
-    from core_conformance.vendor_cases import run_vendor_cases
-    from core_conformance.waivers import read_waivers
-
-    target = load_target(backend)
-    result = run_suite(
-        target,
-        levels_up_to(level),
-        select=_selector(k),
-        progress=_show if verbose else lambda record: None,
-        waivers=read_waivers(waivers) if waivers else (),
-        write_lists=write_must_pass,
-    )
-    if write_must_pass:
-        typer.echo(f"lists of {', '.join(result.levels)} are written")
-        raise typer.Exit(0)
-    result.records += run_vendor_cases(target, list_conformance_cases(target.name), select=_selector(k))
-    target.close()
-    if report is not None:
-        report.write_text("".join(f"{line}\n" for line in result.to_lines()), encoding="utf-8")
-    typer.echo(result.summary())
-    raise typer.Exit(0 if result.ok else 1)
-
-
-@app.command("list")
-def list_(level: AnyLevel = "L3", k: Annotated[str, typer.Option("-k", help="As in run.")] = "") -> None:
-    """List the ids of every level up to one."""
-    from core_conformance.must_pass_lists import levels_up_to, must_pass
-
-    for check_id in filter(_selector(k), must_pass(levels_up_to(level))):
-        typer.echo(check_id)
+# One line a command; the module of each lies in core_conformance.commands and imports torch only when it is called.
+app.command("run")(run)
+app.command("list")(list_)
 
 
 def main(args: Sequence[str]) -> None:
@@ -88,14 +35,3 @@ def main(args: Sequence[str]) -> None:
     except CoreError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
-
-
-def _selector(text: str) -> Callable[[str], bool]:
-    pattern = text if "*" in text else f"*{text}*"
-    return lambda check_id: fnmatch.fnmatchcase(check_id, pattern)
-
-
-def _show(record: Record) -> None:
-    if record.outcome is not Outcome.NOT_RUN:
-        ratio = "" if record.ratio is None else f" err/bound {record.ratio:.2f}"
-        typer.echo(f"{record.outcome:<11} {record.id}{ratio} {record.seconds:.2f} s")

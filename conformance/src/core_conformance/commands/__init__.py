@@ -1,0 +1,1 @@
+"""Commands of `core conformance`, one module each; `core_conformance.cli` registers them by one line each."""
