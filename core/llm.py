@@ -21,7 +21,7 @@ from core.errors import EngineDeadError, InvalidRequestError
 from core.exec.runner_api import Runner
 from core.outputs import EngineStats, RequestOutput
 from core.sampling_params import SamplingParams
-from core.text.chat_template import ChatTemplate
+from core.text.chat_template import ChatTemplate, template_variables
 from core.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
@@ -156,17 +156,18 @@ class LLM:
 
         Raises:
             TemplateError: there is no template, or it refuses a conversation.
-            InvalidRequestError: as for `generate`.
+            InvalidRequestError: as for `generate`, and where a variable has the name of an argument here.
         """
         conversations = _as_conversations(messages)
         template = self._template(chat_template)
+        variables = template_variables(chat_template_kwargs)
         prompts = [
             template.render(
                 conversation,
                 tools,
                 add_generation_prompt=add_generation_prompt,
                 continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
+                **variables,
             )
             for conversation in conversations
         ]

@@ -8,12 +8,15 @@ import logging
 import sys
 from collections.abc import Callable
 
+import msgspec
+
 from core.config import EngineConfig
 from core.engine.async_engine import AsyncEngine
 from core.serve.chat_template import chat_renderer
 from core.serve.interface import ServedEngine
 from core.serve.server import serve
 from core.serve.settings import ServeSettings
+from core.text.chat_template import read_template
 
 __all__ = ["run_server"]
 
@@ -22,8 +25,10 @@ def run_server(config: EngineConfig, settings: ServeSettings) -> None:
     """Serves until a signal.
 
     Raises:
-        CoreError: the port is taken, or the model cannot be served.
+        CoreError: the port is taken, `--chat-template` names no readable file, or the model cannot be served.
     """
+    if settings.chat_template is not None:  # read now, and not after the minutes that a model takes to load
+        settings = msgspec.structs.replace(settings, chat_template=read_template(settings.chat_template))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("core.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)

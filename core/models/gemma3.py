@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from core.errors import ModelLoadError
@@ -87,7 +88,9 @@ def _layer_kinds(hf: HfConfig) -> tuple[str, ...]:
 def _rope(config: Mapping[str, Any], kind: str, head_dim: int) -> RopeConfig:
     """Rope of a kind of layer. An older configuration has one set for both: its scaling is the global layers' alone."""
     if kind != _SLIDING:
-        return parse_rope(config, head_dim, layer_type=kind, theta=_GLOBAL_THETA)
+        rope = parse_rope(config, head_dim, layer_type=kind, theta=_GLOBAL_THETA)
+        # Gemma 3's max_position_embeddings is the length after stretching, others' the length before.
+        return replace(rope, max_position=int(rope.max_position / rope.stretch)) if rope.rope_type == "linear" else rope
     local = {**config, "rope_theta": config.get("rope_local_base_freq"), "rope_scaling": None}
     if not isinstance((config.get("rope_parameters") or {}).get(kind), Mapping):
         local["rope_parameters"] = None

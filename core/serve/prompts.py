@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from core.errors import InvalidRequestError, TemplateError
 from core.serve.interface import ServedEngine
 from core.serve.protocol import ChatPromptFields, Prompt
+from core.text.chat_template import template_variables
 
 __all__ = ["ChatEncoder", "ChatRenderer", "encode_prompts", "encode_text", "naming"]
 
@@ -25,19 +26,6 @@ class ChatEncoder(Protocol):
         """Ends the processes in which templates run."""
         ...
 
-
-_RESERVED = frozenset(
-    {
-        "self",
-        "messages",
-        "tools",
-        "documents",
-        "add_generation_prompt",
-        "continue_final_message",
-        "trust_special_tokens",
-        "template_name",
-    }
-)
 
 INLINE_CHARS = 4000
 """Shorter texts are tokenized at once; longer ones in a thread, so that running streams go on."""
@@ -117,10 +105,7 @@ class ChatRenderer:
 
 def _variables(chat: ChatPromptFields) -> dict[str, Any]:
     """Variables for the template that the request brings; it may not set what the server decides."""
-    variables = dict(chat.chat_template_kwargs or {})
-    for name in _RESERVED.intersection(variables):
-        message = f"chat_template_kwargs must not hold {name!r}; use the request field of that name where there is one"
-        raise InvalidRequestError(message, param="chat_template_kwargs")
+    variables = template_variables(chat.chat_template_kwargs)
     if chat.reasoning_effort is not None:
         variables["reasoning_effort"] = chat.reasoning_effort
     return variables

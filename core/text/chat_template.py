@@ -9,14 +9,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from core.errors import ConfigError, TemplateError
+from core.errors import ConfigError, InvalidRequestError, TemplateError
 from core.text.chat_messages import Message, plain_messages
 from core.text.template_renderer import Rendered, TemplateRenderer
 from core.text.template_traits import TemplateTraits
 from core.text.tokenizer import Tokenizer
 
-__all__ = ["ChatTemplate", "PromptTokens"]
+__all__ = ["ChatTemplate", "PromptTokens", "read_template", "template_variables"]
 
+_RESERVED = frozenset(
+    {
+        "self",
+        "messages",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "trust_special_tokens",
+        "template_name",
+    }
+)
 _MARKUP_SHAPE = re.compile(r"[<\[{(].*[A-Za-z].*[>\]})]", re.DOTALL)
 
 
@@ -216,10 +228,28 @@ def _sources(template: str | Path | Mapping[str, str] | None) -> dict[str, str]:
         sources = dict(template)
         sources.setdefault("default", next(iter(sources.values()), ""))
         return sources
-    return {"default": _read_source(template)}
+    return {"default": read_template(template)}
 
 
-def _read_source(template: str | Path) -> str:
+def template_variables(given: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The caller's own variables (`chat_template_kwargs`), fit to be passed to `ChatTemplate.render`.
+
+    Raises:
+        InvalidRequestError: one has the name of an argument of `render`.
+    """
+    variables = dict(given or {})
+    for name in sorted(_RESERVED.intersection(variables)):
+        message = f"chat_template_kwargs must not hold {name!r}; use the request field of that name where there is one"
+        raise InvalidRequestError(message, param="chat_template_kwargs")
+    return variables
+
+
+def read_template(template: str | Path) -> str:
+    """Jinja source: `template` itself where it looks like one, else the text of the file of that name.
+
+    Raises:
+        ConfigError: it is neither source nor a readable file.
+    """
     if isinstance(template, str) and ("{" in template or "\n" in template or not template.strip()):
         return template
     path = Path(template)

@@ -49,6 +49,7 @@ def test_light_commands_import_no_torch(args: list[str]) -> None:
         (["bench", "serve", "--base-url", "http://127.0.0.1:9", "--num-prompts", "1"], "127.0.0.1:9"),
         (["pull", "no such model"], "no such model"),
         (["serve", "no-such-model", "--port", "0"], "no-such-model"),
+        (["serve", "no-such-model", "--port", "0", "--chat-template", "missing.jinja"], "missing.jinja"),
     ],
 )
 def test_mistakes_are_one_line_without_a_traceback(command: Any, args: list[str], words: str) -> None:

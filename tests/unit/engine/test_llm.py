@@ -281,6 +281,13 @@ def test_a_chat_is_rendered_and_answered(llm: StubLLM) -> None:
     assert all(len(output.outputs[0].token_ids) == 2 for output in several)
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "continue_final_message"])
+def test_a_template_variable_cannot_take_the_place_of_an_argument(llm: StubLLM, name: str) -> None:
+    conversation = [{"role": "user", "content": "hello"}]
+    with pytest.raises(InvalidRequestError, match=name):
+        llm.chat(conversation, chat_template="{}", chat_template_kwargs={name: []}, use_tqdm=False)
+
+
 def test_a_model_without_a_template_cannot_chat(llm: StubLLM) -> None:
     with pytest.raises(TemplateError, match="no chat template"):
         llm.chat([{"role": "user", "content": "hello"}], use_tqdm=False)

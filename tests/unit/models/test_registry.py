@@ -177,6 +177,7 @@ def test_older_gemma_configurations_have_two_ropes() -> None:
     local, everywhere = decoder.ropes[0], decoder.ropes[5]
     assert (local.theta, local.rope_type) == (1e4, "default")
     assert (everywhere.theta, everywhere.rope_type, everywhere.factor) == (1e6, "linear", 8.0)
+    assert local.max_model_len == everywhere.max_model_len == 1000  # the configuration's length is the stretched one
 
 
 def test_bidirectional_attention_is_refused() -> None:
