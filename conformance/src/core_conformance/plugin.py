@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from core_conformance.checks import MARK
-from core_conformance.records import Outcome, Record, UnsupportedOutcome, level_of
+from core_conformance.records import ErrorOutcome, Findings, Outcome, Record, UnsupportedOutcome, level_of
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.target import Target
 
@@ -44,7 +44,7 @@ class SuitePlugin:
         self._order = order
         self._progress = progress
         self._ids: dict[str, str] = {}
-        self._subjects: dict[str, Subject] = {}
+        self._subjects: dict[str, Subject | Findings] = {}
         self.records: dict[str, Record] = {}
         self.collected: list[str] = []
         """Every id that was found, in order, repeats included."""
@@ -64,6 +64,12 @@ class SuitePlugin:
         subject = self._subjects[request.node.nodeid] = Subject(target)
         with torch.inference_mode():
             yield subject
+
+    @pytest.fixture
+    def findings(self, request: pytest.FixtureRequest) -> Findings:
+        """In place of `subject` for checks that leave the device to another process."""
+        findings = self._subjects[request.node.nodeid] = Findings()
+        return findings
 
     @pytest.fixture
     def dice(self, request: pytest.FixtureRequest) -> torch.Generator:
@@ -135,6 +141,8 @@ class SuitePlugin:
             return Outcome.ERROR, f"a raw skip inside the suite: {_last_line(report)}"
         if call.excinfo is not None and isinstance(call.excinfo.value, UnsupportedOutcome):
             return self._unsupported(item, str(call.excinfo.value))
+        if call.excinfo is not None and isinstance(call.excinfo.value, ErrorOutcome):
+            return Outcome.ERROR, str(call.excinfo.value)
         if report.failed:
             return Outcome.FAIL, _reason(call, report)
         return (Outcome.PASS, "") if report.when == "call" else (None, "")

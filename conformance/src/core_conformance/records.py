@@ -8,7 +8,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Mode", "Outcome", "Record", "UnsupportedOutcome", "level_of"]
+__all__ = ["ErrorOutcome", "Findings", "Mode", "Outcome", "Record", "UnsupportedOutcome", "level_of"]
 
 
 class Outcome(enum.StrEnum):
@@ -46,6 +46,26 @@ class UnsupportedOutcome(Exception):
     Args:
         reason: The backend's own words.
     """
+
+
+class ErrorOutcome(Exception):
+    """Ends a check that cannot be run as it must be, here and now: something that it needs is not installed.
+
+    Args:
+        reason: What is missing, and what to do.
+    """
+
+
+@dataclass
+class Findings:
+    """What a check that opens no device leaves for its record; the fields are those of `Record`."""
+
+    err: float | None = None
+    bound: float | None = None
+    ratio: float | None = None
+    op_table: str = ""
+    kinds: dict[str, str] = dataclasses.field(default_factory=dict)
+    notes: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
