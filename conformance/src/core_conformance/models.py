@@ -18,7 +18,16 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-__all__ = ["COPY_DISTANCE", "MODELS", "NUM_TOKENS", "VOCAB_ROWS", "copy_next", "hf_model", "model_folder"]
+__all__ = [
+    "COPY_DISTANCE",
+    "MODELS",
+    "NUM_TOKENS",
+    "VOCAB_ROWS",
+    "copy_next",
+    "hf_model",
+    "model_folder",
+    "write_tokenizer",
+]
 
 VOCAB_ROWS = 264
 """Rows of embedding and head; the last ones are padding."""
@@ -139,7 +148,7 @@ def model_folder(name: str) -> Path:
         if name != "copy":
             _randomize(model)
     model.save_pretrained(folder)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
     return folder
 
 
@@ -165,7 +174,8 @@ def _randomize(model: torch.nn.Module) -> None:
             parameter.data = noise * 0.2 + (offset if "norm" in name else 0.0)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path) -> None:
+    """The suite's tokenizer: a token for each byte, and three special ones."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
