@@ -157,6 +157,25 @@ class Pending:
         """Blocks the host until it is finished."""
 
 
+class _StreamEvent(Pending):
+    """What a device's stream held when the event was recorded.
+
+    Args:
+        event: Recorded already.
+    """
+
+    __slots__ = ("_event",)
+
+    def __init__(self, event: torch.Event) -> None:
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.query()
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
 class Arena:
     """A range of device memory of one purpose ("kv", "weights", "graphs") that can be given back and taken again.
 
@@ -279,10 +298,15 @@ class Backend(abc.ABC):
         """
 
     def memory(self) -> MemoryInfo:
-        """Device memory now; the default knows only the host's.
+        """Device memory now; the default asks torch's module for the device, and the host where that cannot tell.
 
         Conformance: L0/memory
         """
+        module = _torch_module(self.device)
+        if hasattr(module, "mem_get_info"):
+            free, total = module.mem_get_info(self.device)
+            reserved, peak = module.memory_reserved(self.device), module.max_memory_reserved(self.device)
+            return MemoryInfo(free=free, total=total, reserved=reserved, peak=peak)
         with open("/proc/meminfo", encoding="ascii") as lines:
             kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
         total, free = kib["MemTotal"] * 1024, kib["MemAvailable"] * 1024
@@ -293,6 +317,9 @@ class Backend(abc.ABC):
 
         Conformance: L0/memory
         """
+        module = _torch_module(self.device)
+        if hasattr(module, "reset_peak_memory_stats"):
+            module.reset_peak_memory_stats(self.device)
 
     def arena(self, tag: str, reserve_bytes: int) -> Arena:
         """Reserves device memory of one purpose.
@@ -365,11 +392,13 @@ class Backend(abc.ABC):
         return tensor.to("cpu"), Pending()
 
     def fence(self) -> Pending:
-        """Done when all work submitted so far is.
+        """Done when all work submitted so far is. The default records an event on the device's current stream.
 
         Conformance: L0/fence
         """
-        return Pending()
+        if self.device.type in ("cpu", "meta"):
+            return Pending()
+        return _StreamEvent(torch.accelerator.current_stream(self.device).record_event())
 
     def copy_blocks(self, src: KVSlab, dst: KVSlab, pairs: Sequence[tuple[int, int]], after: Pending) -> Pending:
         """Copies whole blocks between two slabs of equal layout, on the device, on the host, or between them.
@@ -400,3 +429,11 @@ class Backend(abc.ABC):
         group = dist.new_group(list(ranks), group_desc=tag)
         assert isinstance(group, dist.ProcessGroup)
         return TorchCommunicator(group)
+
+
+def _torch_module(device: torch.device) -> Any:
+    """The device's module of torch; None for the host, whose memory torch does not count, and where it has none."""
+    try:
+        return None if device.type == "cpu" else torch.get_device_module(device)
+    except RuntimeError:
+        return None

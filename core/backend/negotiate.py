@@ -17,7 +17,7 @@ from core.backend.tripwire import Tripwire
 from core.errors import ContractVersionError, UnsupportedError
 from core.spec import BackendInfo, CacheKind, DeviceInfo, KVCacheSpec
 
-__all__ = ["Binder", "OpTable", "Resolved", "check_api", "judge"]
+__all__ = ["Binder", "Observer", "OpTable", "Resolved", "check_api", "judge"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +43,10 @@ class Resolved:
         yield self
         for part in self.parts:
             yield from part.flat()
+
+
+Observer = Callable[[Resolved, Callable[..., Any]], Callable[..., Any]]
+"""Gets how an operation is done and its callable, and gives the callable that is used in its place."""
 
 
 class OpTable:
@@ -118,6 +122,7 @@ class Binder:
         device: Which device.
         block_size: Tokens a KV block, to know the layouts of caches.
         tripwire: Raises where a model calls torch itself between operations; for tests.
+        observe: Wraps every callable as it is bound, parts of decompositions included; for measurements.
     """
 
     def __init__(
@@ -128,6 +133,7 @@ class Binder:
         *,
         block_size: int,
         tripwire: Tripwire | None = None,
+        observe: Observer | None = None,
     ) -> None:
         check_api(info)
         self.backend = backend
@@ -136,6 +142,7 @@ class Binder:
         self.block_size = block_size
         self.table = OpTable()
         self._tripwire = tripwire
+        self._observe = observe
 
     def resolve(self, op: OpSpec) -> Resolved:
         """How `op` would be done; kind NO where it cannot be. Binds nothing and counts nothing."""
@@ -174,6 +181,10 @@ class Binder:
         return Resolved(op=op, kind=kind, reason=reason, verdict=verdict, parts=rows)
 
     def _callable(self, row: Resolved) -> Callable[..., Any]:
+        fn = self._make(row)
+        return fn if self._observe is None else self._observe(row, fn)
+
+    def _make(self, row: Resolved) -> Callable[..., Any]:
         if row.kind is Kind.NATIVE:
             return self.backend.bind(row.op)
         compose = COMPOSITES[row.op.name]

@@ -228,6 +228,23 @@ def doctor(
     show_doctor(engine_config(model, engine), as_json=json)
 
 
+@app.command("new-backend")
+def new_backend(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The word after --device, as my-chip.")],
+    folder: Annotated[str, typer.Option("--dir", help="Where the package's folder is made.", metavar="DIR")] = ".",
+    torch_device: Annotated[
+        str, typer.Option("--torch-device", help="What torch calls the device, the word that torch.device() takes.")
+    ] = "cpu",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that are there.")] = False,
+) -> None:
+    """Write a package for a new chip: four methods over torch, the conformance suite as its test, CI."""
+    from pathlib import Path
+
+    from core.cli.new_backend import create_backend
+
+    create_backend(name, Path(folder).expanduser(), torch_device, force=force)
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
