@@ -50,6 +50,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What happens to the blocks of a preempted request (`--preemption-mode`)."""
     async_scheduling: bool = True
     """Whether step n+1 is prepared while step n runs (`--async-scheduling`)."""
+    num_spec_tokens: int = 0
+    """Most draft tokens of a request in a step; 0 where no drafter is at work."""
     force_preemption: bool = False
     """For tests: preempt a running request at every step that allows it."""
 
@@ -57,6 +59,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("--max-num-seqs", self.max_num_seqs, 1, MAX_RUNNING)
         _check_range("--max-num-batched-tokens", self.max_num_batched_tokens, 1, MAX_INT32)
         _check_range("--max-num-queued-reqs", self.max_num_queued_reqs, 0, MAX_INT64)
+        _check_range("num_spec_tokens", self.num_spec_tokens, 0, MAX_RUNNING)
         _check_range("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, MAX_INT32)
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(

@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable
 from typing import get_args
 
 from core.backend import Backend, Kind
-from core.backend.negotiate import Binder, judge
+from core.backend.negotiate import Binder, Observer, judge
 from core.backend.ops import Determinism, LinearOp
 from core.config import EngineConfig
 from core.errors import ConfigError
+from core.exec.drafts import Drafter, Proposer
 from core.exec.kv_memory import choose_block_size, make_kv_pool
 from core.exec.model_runner import ModelRunner
 from core.exec.sampler import Sampler
+from core.exec.token_masks import TokenMasks
 from core.layers import BuildContext
 from core.layers.context import Quantization
 from core.loader.tensor_info import Checkpoint
@@ -37,6 +39,9 @@ def build_runner(
     num_tokenizer_ids: int = 0,
     extra_models: Iterable[ModelEntry] = (),
     progress: Callable[[int, int], None] | None = None,
+    observe: Observer | None = None,
+    drafter: Drafter | None = None,
+    token_masks: TokenMasks | None = None,
 ) -> ModelRunner:
     """Loads the model and makes it ready to run steps.
 
@@ -46,15 +51,21 @@ def build_runner(
         num_tokenizer_ids: Ids that the tokenizer knows; 0 where unknown.
         extra_models: Architectures of installed packages.
         progress: Called with bytes read and bytes in all.
+        observe: Wraps every operation as it is bound; for measurements.
+        drafter: Proposes up to `config.scheduler.num_spec_tokens` draft tokens a request and step.
+        token_masks: Constrains what requests may say.
     """
     block_size = choose_block_size(config.cache, backend)
-    binder = Binder(backend, info, device, block_size=block_size)
+    binder = Binder(backend, info, device, block_size=block_size, observe=observe)
     weights = ModelWeights(checkpoint, progress=progress)
     ctx = build_context(config, binder, checkpoint, weights=weights, num_tokenizer_ids=num_tokenizer_ids)
     model = build_model(checkpoint.config, ctx, extra_models)
     model.load(weights)
-    sampler = Sampler(binder, model.spec.vocab_size, backend.device, ctx.determinism)
+    sampler = Sampler(binder, model.spec.vocab_size, backend.device, ctx.determinism, masks=token_masks is not None)
     pool = make_kv_pool(config, backend, model.spec, block_size, model.cache_ops)
+    proposer = None
+    if drafter is not None:
+        proposer = Proposer(drafter, config.scheduler.num_spec_tokens, model.spec.vocab_size)
     return ModelRunner(
         backend,
         model,
@@ -63,6 +74,8 @@ def build_runner(
         max_num_seqs=config.scheduler.max_num_seqs,
         table=binder.table,
         resolved=describe_resolution(binder, model, ctx.dtype),
+        proposer=proposer,
+        token_masks=token_masks,
     )
 
 

@@ -66,7 +66,9 @@ class StepInputs:
         states: Requests in the order of the batch.
         scheduled: Their shares of the step.
         positions: [T], the batch's positions on the host.
-        sample_indices: Positions in `states` of the requests that sample; the first rows of `batch.logits_indices`.
+        sample_indices: For each row of `batch.logits_indices` the request's position in `states`. A request that
+            samples has one row, and one more for each of its drafts: what follows its last known token comes first.
+        sample_positions: For each of these rows the position of the token to be drawn.
     """
 
     batch: Batch
@@ -74,6 +76,7 @@ class StepInputs:
     scheduled: Sequence[ScheduledRequest]
     positions: Int32Array
     sample_indices: list[int]
+    sample_positions: list[int]
 
 
 class InputBatch:
@@ -149,6 +152,10 @@ class InputBatch:
         """The request's known tokens; a view."""
         return self._tokens[state.row, : state.num_tokens]
 
+    def tokens_before(self, state: RequestState, position: int) -> Int32Array:
+        """Tokens [0, position): the known ones and, in a step that verifies drafts, of these the first; a view."""
+        return self._tokens[state.row, :position]
+
     def prepare(self, scheduled: Sequence[ScheduledRequest]) -> StepInputs:
         """The batch of a step. Draft tokens are written behind the known ones first."""
         states = [self._states[entry.request_id] for entry in scheduled]
@@ -161,7 +168,7 @@ class InputBatch:
         np.cumsum(counts, out=starts[1:])
         owner = np.repeat(np.arange(len(states), dtype=np.int32), counts)
         positions = np.arange(starts[-1], dtype=np.int32) - starts[owner] + computed[owner]
-        sample_indices = [index for index, entry in enumerate(scheduled) if entry.samples]
+        sample_tokens = _sample_tokens(scheduled, starts)
         batch = Batch(
             num_reqs=len(states),
             num_tokens=int(starts[-1]),
@@ -175,10 +182,15 @@ class InputBatch:
             groups=tuple(
                 self._group_batch(index, rows, owner, positions, computed, counts) for index in range(len(self._groups))
             ),
-            logits_indices=self._to_device(starts[1:][sample_indices] - 1),
+            logits_indices=self._to_device(sample_tokens),
         )
         return StepInputs(
-            batch=batch, states=states, scheduled=scheduled, positions=positions, sample_indices=sample_indices
+            batch=batch,
+            states=states,
+            scheduled=scheduled,
+            positions=positions,
+            sample_indices=owner[sample_tokens].tolist(),
+            sample_positions=(positions[sample_tokens] + 1).tolist(),
         )
 
     def _token_ids(
@@ -264,6 +276,16 @@ class InputBatch:
         self._tables = [np.concatenate([table, np.zeros_like(table)]) for table in self._tables]
         self._table_lens = np.concatenate([self._table_lens, np.zeros_like(self._table_lens)], axis=1)
         self.last_sampled = torch.cat([self.last_sampled, torch.zeros_like(self.last_sampled)])
+
+
+def _sample_tokens(scheduled: Sequence[ScheduledRequest], starts: Int32Array) -> Int32Array:
+    """Tokens of the batch whose logits are sampled: of each request that samples the last one, and its drafts."""
+    ends = starts[1:][[entry.samples for entry in scheduled]]
+    drafts = [len(entry.draft_token_ids) for entry in scheduled if entry.samples]
+    if not any(drafts):
+        return ends - 1
+    parts = [np.arange(end - 1 - count, end, dtype=np.int32) for end, count in zip(ends, drafts, strict=True)]
+    return np.concatenate(parts)
 
 
 def _widen(array: Int32Array, length: int) -> Int32Array:

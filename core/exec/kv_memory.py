@@ -4,23 +4,45 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
 from core.backend import Backend, GroupSpec, KVLayout, KVSlab
-from core.backend.ops import OpSpec
+from core.backend.ops import LayerCache, OpSpec
 from core.config import CacheConfig, EngineConfig
 from core.errors import ConfigError, UnsupportedError
-from core.exec.model_runner import KVPool
 from core.kv.groups import KVCacheGroups
 from core.spec import ModelSpec
 
-__all__ = ["choose_block_size", "make_kv_pool"]
+__all__ = ["KVPool", "choose_block_size", "make_kv_pool"]
 
 _HOST_SHARE = 0.5
 """Share of free memory that the pool may take where the device has no memory of its own: others live there too."""
 _HOST_LIMIT = 4 * 2**30
 """Most bytes that the pool takes there unless it is told otherwise: more helps only long-lived prefix caches."""
+
+
+@dataclass(kw_only=True)
+class KVPool:
+    """The memory of the KV cache: one slab for each layer of a group, on the device and, for swapping, on the host.
+
+    Args:
+        groups: Cache groups; blocks of a slab serve each of them.
+        group_specs: What the plan of each group must serve.
+        slabs: Device memory.
+        host_slabs: Host memory of equal layout; empty where nothing is swapped.
+    """
+
+    groups: KVCacheGroups
+    group_specs: tuple[GroupSpec, ...]
+    slabs: list[KVSlab]
+    host_slabs: list[KVSlab] = field(default_factory=list)
+
+    def layer_caches(self) -> list[LayerCache | None]:
+        """The planes of each layer; None for a layer without a cache."""
+        views = [slab.views() for slab in self.slabs]
+        return [None if place is None else views[place[1]] for place in self.groups.layer_slabs]
 
 
 def choose_block_size(cache: CacheConfig, backend: Backend) -> int:

@@ -6,65 +6,32 @@ import queue
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from core.backend import Backend, Batch, GroupSpec, KVSlab, Pending, Plan
+from core.backend import Backend, Batch, KVSlab, Pending, Plan
 from core.backend.negotiate import OpTable
-from core.backend.ops import LayerCache
 from core.errors import EngineDeadError
 from core.exec.device_copies import DeviceCopies
+from core.exec.drafts import Proposer
 from core.exec.input_batch import InputBatch, RequestState, StepInputs
+from core.exec.kv_memory import KVPool
 from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs, top_logprobs
+from core.exec.step_result import StepResult, collect
+from core.exec.token_masks import TokenMasks
 from core.kv.groups import KVCacheGroups
 from core.models.base import CausalLM
 from core.outputs import PositionLogprobs
 from core.sched.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from core.spec import KVCacheSpec, ModelSpec
 
-__all__ = ["KVPool", "ModelRunner"]
+__all__ = ["ModelRunner", "RunnerStep"]
 
 _LOGPROB_ROWS = 64
 """Rows of prompt logits at a time: all rows of a long prompt times a large vocabulary would be gigabytes."""
-
-
-@dataclass(kw_only=True)
-class KVPool:
-    """The memory of the KV cache: one slab for each layer of a group, on the device and, for swapping, on the host.
-
-    Args:
-        groups: Cache groups; blocks of a slab serve each of them.
-        group_specs: What the plan of each group must serve.
-        slabs: Device memory.
-        host_slabs: Host memory of equal layout; empty where nothing is swapped.
-    """
-
-    groups: KVCacheGroups
-    group_specs: tuple[GroupSpec, ...]
-    slabs: list[KVSlab]
-    host_slabs: list[KVSlab] = field(default_factory=list)
-
-    def layer_caches(self) -> list[LayerCache | None]:
-        """The planes of each layer; None for a layer without a cache."""
-        views = [slab.views() for slab in self.slabs]
-        return [None if place is None else views[place[1]] for place in self.groups.layer_slabs]
-
-
-@dataclass(slots=True, kw_only=True)
-class _StepResult:
-    """A step whose tensors may still be on their way to the host."""
-
-    step_id: int
-    states: list[RequestState]
-    rows: SampledRows | None
-    token_ids: Tensor | None
-    pending: Pending
-    prompt_logprobs: dict[str, tuple[int, list[PositionLogprobs]]]
-    output: ModelRunnerOutput | None = None
 
 
 class ModelRunner:
@@ -78,6 +45,8 @@ class ModelRunner:
         max_num_seqs: Most requests in a step.
         table: How operations were resolved.
         resolved: The same in one line, for people.
+        proposer: Proposes draft tokens; None for none.
+        token_masks: Constrains requests; the sampler must be made for masks.
     """
 
     def __init__(
@@ -90,17 +59,21 @@ class ModelRunner:
         max_num_seqs: int,
         table: OpTable,
         resolved: str,
+        proposer: Proposer | None = None,
+        token_masks: TokenMasks | None = None,
     ) -> None:
         self._backend = backend
         self._model = model
         self._sampler = sampler
+        self._proposer = proposer
+        self._token_masks = token_masks
         self._pool = pool
         self._caches = pool.layer_caches()
         self._inputs = InputBatch(max_num_seqs, pool.groups.groups, self.block_size, DeviceCopies(backend))
         self._lock = threading.Lock()
         """Guards the request mirror: the runner thread reads it, whoever takes a result appends to it."""
-        self._unfinished: _StepResult | None = None
-        self._queue: queue.SimpleQueue[tuple[SchedulerOutput, Future[_StepResult]] | None] = queue.SimpleQueue()
+        self._unfinished: StepResult | None = None
+        self._queue: queue.SimpleQueue[tuple[SchedulerOutput, Future[StepResult]] | None] = queue.SimpleQueue()
         self._closed = False
         self.table = table
         self.resolved = resolved
@@ -145,7 +118,7 @@ class ModelRunner:
         """
         if self._closed:
             raise EngineDeadError("the model runner is closed; start a new engine")
-        future: Future[_StepResult] = Future()
+        future: Future[StepResult] = Future()
         self._queue.put((output, future))
         return RunnerStep(self, future)
 
@@ -159,7 +132,7 @@ class ModelRunner:
         self._backend.close()
 
     @torch.inference_mode()
-    def finalize(self, step: _StepResult) -> ModelRunnerOutput:
+    def finalize(self, step: StepResult) -> ModelRunnerOutput:
         """Waits for a step's tensors and writes its tokens down in the mirror; a second call gives the same output."""
         step.pending.wait()
         with self._lock:
@@ -181,7 +154,7 @@ class ModelRunner:
                 future.set_exception(error)
             del item, output, future
 
-    def _execute(self, output: SchedulerOutput) -> _StepResult:
+    def _execute(self, output: SchedulerOutput) -> StepResult:
         with self._lock:
             # Before anything that may raise: a request whose step failed must not stay here for ever.
             for request_id in output.dropped_request_ids:
@@ -192,21 +165,23 @@ class ModelRunner:
             self._take_up(output)
             inputs = self._inputs.prepare(output.scheduled) if output.scheduled else None
         if inputs is None:
-            return _StepResult(
-                step_id=output.step_id, states=[], rows=None, token_ids=None, pending=Pending(), prompt_logprobs={}
-            )
+            return StepResult(step_id=output.step_id)
         step = self._forward(output.step_id, inputs)
         self._unfinished = step
         return step
 
     def _await_known_tokens(self, scheduled: Sequence[ScheduledRequest]) -> None:
-        """Takes the previous step's tokens to the host where penalties or bad words must see them."""
+        """Takes the previous step's tokens to the host where penalties, bad words or masks must see them."""
         step = self._unfinished
         if step is None or step.output is not None:
             return
         states = (self._inputs.get(entry.request_id) for entry in scheduled)
-        if any(state is not None and needs_known_tokens(state.params) for state in states):
+        if any(state is not None and self._looks_back(state) for state in states):
             self.finalize(step)
+
+    def _looks_back(self, state: RequestState) -> bool:
+        masks = self._token_masks
+        return needs_known_tokens(state.params) or (masks is not None and masks.constrains(state.request_id))
 
     def _take_up(self, output: SchedulerOutput) -> None:
         for request in output.new_requests:
@@ -229,7 +204,7 @@ class ModelRunner:
         for copy in copies:
             copy.wait()
 
-    def _forward(self, step_id: int, inputs: StepInputs) -> _StepResult:
+    def _forward(self, step_id: int, inputs: StepInputs) -> StepResult:
         batch = inputs.batch
         plans = self._plans(batch)
         hidden = self._model.forward(batch, plans, self._caches)
@@ -237,9 +212,11 @@ class ModelRunner:
         if inputs.sample_indices:
             rows = self._sample(hidden, inputs)
             on_host, pending = self._backend.to_host(rows.token_ids)
-        return _StepResult(
+        sampling = [index for index, entry in enumerate(inputs.scheduled) if entry.samples]
+        return StepResult(
             step_id=step_id,
-            states=[inputs.states[index] for index in inputs.sample_indices],
+            states=[inputs.states[index] for index in sampling],
+            draft_token_ids=[inputs.scheduled[index].draft_token_ids for index in sampling],
             rows=rows,
             token_ids=on_host,
             pending=pending,
@@ -253,17 +230,21 @@ class ModelRunner:
 
     def _sample(self, hidden: Tensor, inputs: StepInputs) -> SampledRows:
         logits = self._logits(hidden[inputs.batch.logits_indices])
-        rows = [self._sampling_row(inputs, index) for index in inputs.sample_indices]
+        places = zip(inputs.sample_indices, inputs.sample_positions, strict=True)
+        rows = [self._sampling_row(inputs.states[index], position) for index, position in places]
         sampled = self._sampler.sample(logits, rows)
+        # Of a request with drafts any row's token may stay here: it runs again when the host knows which counts.
         targets = torch.tensor([row.state.row for row in rows], device=self._backend.device)
         self._inputs.last_sampled[targets] = sampled.token_ids
         return sampled
 
-    def _sampling_row(self, inputs: StepInputs, index: int) -> SamplingRow:
-        state, entry = inputs.states[index], inputs.scheduled[index]
-        row = SamplingRow(state=state, position=entry.num_computed_tokens + entry.num_scheduled_tokens)
+    def _sampling_row(self, state: RequestState, position: int) -> SamplingRow:
+        row = SamplingRow(state=state, position=position)
         if needs_known_tokens(state.params):
-            row.token_ids = self._inputs.tokens(state).copy()
+            row.token_ids = self._inputs.tokens_before(state, position).copy()
+        if self._token_masks is not None and self._token_masks.constrains(state.request_id):
+            output = self._inputs.tokens_before(state, position)[state.num_prompt_tokens :]
+            row.bitmask = self._token_masks.allowed(state.request_id, output)
         return row
 
     def _logits(self, hidden: Tensor) -> Tensor:
@@ -295,21 +276,15 @@ class ModelRunner:
             scores += position_logprobs(parts, [count] * len(actual))
         return scores
 
-    def _collect(self, step: _StepResult) -> ModelRunnerOutput:
-        output = ModelRunnerOutput(step_id=step.step_id, prompt_logprobs=step.prompt_logprobs)
-        if step.rows is None or step.token_ids is None:
-            return output
-        for index, (state, token_id) in enumerate(zip(step.states, step.token_ids.tolist(), strict=True)):
-            if index in step.rows.failed:
-                output.errors[state.request_id] = step.rows.failed[index]
-                continue
-            output.sampled_token_ids[state.request_id] = [token_id]
-            self._inputs.append_tokens(state, [token_id])
-        if step.rows.logprobs is not None:
-            states = [step.states[row] for row in step.rows.logprob_rows]
-            counts = [state.params.logprobs or 0 for state in states]
-            entries = position_logprobs(step.rows.logprobs, counts)
-            output.logprobs = {state.request_id: [entry] for state, entry in zip(states, entries, strict=True)}
+    def _collect(self, step: StepResult) -> ModelRunnerOutput:
+        output = collect(step)
+        for state in step.states:
+            token_ids = output.sampled_token_ids.get(state.request_id)
+            if token_ids is not None:
+                self._inputs.append_tokens(state, token_ids)
+                if self._proposer is not None and self._inputs.get(state.request_id) is state:
+                    drafts = self._proposer.propose(state.request_id, self._inputs.tokens(state))
+                    output.draft_token_ids[state.request_id] = drafts
         return output
 
 
@@ -318,7 +293,7 @@ class RunnerStep:
 
     __slots__ = ("_future", "_runner")
 
-    def __init__(self, runner: ModelRunner, future: Future[_StepResult]) -> None:
+    def __init__(self, runner: ModelRunner, future: Future[StepResult]) -> None:
         self._runner = runner
         self._future = future
 

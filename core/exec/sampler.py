@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from core.backend.negotiate import Binder
-from core.backend.ops import Determinism, SampleArgs, SampleOp
+from core.backend.ops import ApplyTokenBitmaskArgs, ApplyTokenBitmaskOp, Determinism, SampleArgs, SampleOp
 from core.exec.input_batch import RequestState
+from core.exec.token_masks import mask_words
 from core.outputs import PositionLogprobs
 from core.sampling_params import SamplingParams
 from core.spec import DType
@@ -27,7 +28,7 @@ __all__ = [
     "top_logprobs",
 ]
 
-_NO_CANDIDATE = "every token is masked (allowed_token_ids, bad_words, logit_bias or min_tokens); relax them"
+_NO_CANDIDATE = "every token is masked (allowed_token_ids, bad_words, logit_bias, min_tokens or a grammar); relax them"
 
 
 def needs_known_tokens(params: SamplingParams) -> bool:
@@ -54,11 +55,13 @@ class SamplingRow:
         state: Whose row it is.
         position: Position in the sequence of the token to be drawn.
         token_ids: The request's tokens before it, on the host; only where `needs_known_tokens`.
+        bitmask: Bits of the tokens that may be drawn, as `TokenMasks.allowed` gives them; None allows all.
     """
 
     state: RequestState
     position: int
     token_ids: npt.NDArray[np.int32] | None = None
+    bitmask: npt.NDArray[np.int32] | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -85,10 +88,21 @@ class Sampler:
         binder: Binds the `sample` operation in the variants that are needed.
         vocab_size: Ids that may be drawn.
         device: Where logits live.
+        masks: Whether rows may come with a bitmask.
     """
 
-    def __init__(self, binder: Binder, vocab_size: int, device: torch.device, determinism: Determinism) -> None:
+    def __init__(
+        self,
+        binder: Binder,
+        vocab_size: int,
+        device: torch.device,
+        determinism: Determinism,
+        *,
+        masks: bool = False,
+    ) -> None:
         self._plain, self._filtered = map(binder.bind, sample_ops(vocab_size, determinism))
+        bitmask = ApplyTokenBitmaskOp(dtype=DType.FLOAT32, vocab_size=vocab_size, determinism=determinism)
+        self._apply_bitmask = binder.bind(bitmask) if masks else None
         self._vocab_size = vocab_size
         self._device = device
 
@@ -132,8 +146,9 @@ class Sampler:
             if params.logit_bias:
                 ids = list(params.logit_bias)
                 logits[index, ids] += self._floats(list(params.logit_bias.values()))
-            if self._mask(logits[index], row):
+            if self._mask(logits[index], row) or row.bitmask is not None:
                 masked.append(index)
+        self._apply_bitmasks(logits, rows)
         if not masked:
             return {}
         dead = (logits[masked].amax(dim=-1) == float("-inf")).tolist()
@@ -152,6 +167,17 @@ class Sampler:
             logits[forbidden] = float("-inf")
             masked = True
         return masked
+
+    def _apply_bitmasks(self, logits: Tensor, rows: Sequence[SamplingRow]) -> None:
+        if all(row.bitmask is None for row in rows):
+            return
+        assert self._apply_bitmask is not None, "the sampler was made without masks"
+        words = np.full((len(rows), mask_words(self._vocab_size)), -1, dtype=np.int32)
+        for index, row in enumerate(rows):
+            if row.bitmask is not None:
+                words[index] = row.bitmask
+        bitmask = torch.from_numpy(words).to(self._device)
+        self._apply_bitmask(ApplyTokenBitmaskArgs(logits=logits, bitmask=bitmask))
 
     def _floats(self, values: list[float]) -> Tensor:
         return torch.tensor(values, dtype=torch.float32, device=self._device)

@@ -90,6 +90,7 @@ class ModelRunnerOutput:
         prompt_logprobs: Request id to (first prompt position covered, entries): position p holds the logprobs of
             prompt token p given those before it; position 0 is never covered.
         errors: Request id to the reason why the runner could not sample for it (every candidate masked, ...).
+        draft_token_ids: Request id to what the runner's drafter proposes to follow the tokens above.
     """
 
     step_id: int
@@ -97,3 +98,4 @@ class ModelRunnerOutput:
     logprobs: dict[str, list[PositionLogprobs]] = field(default_factory=dict)
     prompt_logprobs: dict[str, tuple[int, list[PositionLogprobs]]] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    draft_token_ids: dict[str, list[int]] = field(default_factory=dict)

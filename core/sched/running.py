@@ -40,6 +40,7 @@ class RunningRequests:
         """Schedules each request with one token to compute; those with more are collected in `step.prompts`."""
         running = self._registry.running
         block_size = self._kv.block_size
+        awaits_drafts = self._config.num_spec_tokens > 0
         num_left = len(running)
         for request in list(running.values()):
             num_left -= 1
@@ -51,6 +52,7 @@ class RunningRequests:
                 remaining < 1  # all it has is on its way
                 or request.status is not RequestStatus.RUNNING  # preempted in this step, for one before it
                 or request.num_drafts_in_flight  # nobody knows yet where it stands
+                or (awaits_drafts and request.num_pending_tokens)  # drafts follow the token that is on its way
                 or num_tokens >= request.num_prompt_tokens + request.max_tokens > request.num_prompt_tokens
             ):
                 continue

@@ -34,7 +34,8 @@ class Scheduler:
 
     `schedule()` may be called again before `update()` of earlier steps (asynchronous scheduling): the token that a
     step in flight will sample counts as there. Steps are reported in the order in which they were scheduled.
-    A request is not scheduled again while a step in flight verifies drafts for it, since nobody knows where it stands.
+    A request is not scheduled again while a step in flight verifies drafts for it, since nobody knows where it stands,
+    and with `num_spec_tokens` not before its last token is known, since drafts follow that one.
 
     Args:
         config: Bounds and policy.
@@ -130,7 +131,10 @@ class Scheduler:
         lost = self._give_up_before(output)
         _, shares = self._in_flight.popleft()
         take = self._report.take
-        return lost + [news for share in shares if (news := take(share, result)) is not None]
+        news = lost + [told for share in shares if (told := take(share, result)) is not None]
+        for request_id, draft_token_ids in result.draft_token_ids.items():
+            self.set_draft_token_ids(request_id, draft_token_ids)
+        return news
 
     def fail_step(self, output: SchedulerOutput, reason: str) -> list[EngineOutput]:
         """Instead of `update`, for a step that raised: ends the requests that it computed or was to swap out."""

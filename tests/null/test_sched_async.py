@@ -99,6 +99,37 @@ def test_drafts_change_the_number_of_steps_and_nothing_else(
     assert any(share.draft_token_ids for output in simulation.steps for share in output.scheduled)
 
 
+@pytest.mark.parametrize("drafter", [perfect_drafter, wrong_drafter, mixed_drafter])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize(
+    "settings", [{}, {"force_preemption": True}, {"force_preemption": True, "preemption_mode": "swap"}]
+)
+def test_drafts_are_verified_with_steps_in_flight(drafter: Drafter, depth: int, settings: dict[str, Any]) -> None:
+    """With `num_spec_tokens` a request waits for its last token, so that drafts can follow it; others run meanwhile."""
+    kv = make_kv((full_layer(), sliding_layer(5)), block_size=4, num_host_blocks=200)
+    simulation = Simulation(kv, depth=depth, drafter=drafter, num_spec_tokens=3, **settings)
+    for index in range(3):
+        simulation.add(f"r{index}", [1, 2, 3, index], max_tokens=30, stop_token_ids=(9,) if index else ())
+        simulation.step()
+    simulation.run()
+    simulation.check_reference()
+    shares = [share for output in simulation.steps for share in output.scheduled]
+    if not settings:
+        assert sum(bool(share.draft_token_ids) for share in shares) > 10
+
+
+def test_the_runner_proposes_drafts_with_its_result() -> None:
+    simulation = Simulation(make_kv(), num_spec_tokens=2)
+    simulation.add("a", [1, 2, 3], max_tokens=9, ignore_eos=True)
+    output = simulation.scheduler.schedule()
+    result = simulation.runner.execute(output)
+    result.draft_token_ids = {"a": [7, 8], "nobody": [1]}
+    simulation.take(simulation.scheduler.update(output, result))
+    assert list(simulation.step().scheduled[0].draft_token_ids) == [7, 8]
+    simulation.run()
+    simulation.check_reference()
+
+
 def test_accepted_drafts_save_steps_and_do_not_pass_max_tokens() -> None:
     simulation = Simulation(make_kv(), drafter=perfect_drafter)
     record = simulation.add("a", [1, 2, 3], max_tokens=10, ignore_eos=True)

@@ -45,6 +45,7 @@ def random_simulation(rng: random.Random) -> Simulation:
         scheduling_policy=rng.choice(["fcfs", "priority"]),
         preemption_mode=rng.choice(["recompute", "swap"]),
         force_preemption=rng.random() < 0.3,
+        num_spec_tokens=rng.choice([0, 3]),
     )
 
 

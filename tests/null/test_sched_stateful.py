@@ -33,6 +33,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
             "preemption_mode": st.sampled_from(["recompute", "swap"]),
             "force_preemption": st.booleans(),
+            "num_spec_tokens": st.sampled_from([0, 3]),
         }),
     )  # fmt: skip
     def build(

@@ -27,6 +27,7 @@ NOT_FLAGS = {
     "scheduler": "a group",
     "cache": "a group",
     "scheduler.max_model_len": "set by --max-model-len",
+    "scheduler.num_spec_tokens": "set by whoever brings a drafter",
     "scheduler.force_preemption": "for tests",
 }
 

@@ -43,12 +43,28 @@ def gemma(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_rig() -> Iterator[MakeRig]:
     engines: list[Engine] = []
 
-    def make(folder: Path, *, cache: dict[str, Any] | None = None, **scheduler: Any) -> Rig:
+    def make(
+        folder: Path,
+        *,
+        cache: dict[str, Any] | None = None,
+        drafter: Any = None,
+        token_masks: Any = None,
+        **scheduler: Any,
+    ) -> Rig:
         made: list[ModelRunner] = []
 
         def factory(config: EngineConfig) -> ModelRunner:
             with open_checkpoint(folder) as checkpoint:
-                runner = build_runner(config, checkpoint, opened(), INFO, DEVICE, num_tokenizer_ids=NUM_TOKENIZER_IDS)
+                runner = build_runner(
+                    config,
+                    checkpoint,
+                    opened(),
+                    INFO,
+                    DEVICE,
+                    num_tokenizer_ids=NUM_TOKENIZER_IDS,
+                    drafter=drafter,
+                    token_masks=token_masks,
+                )
             made.append(runner)
             return runner
 
