@@ -9,6 +9,7 @@ import typer
 
 from core.errors import CoreError
 from core_conformance.commands.list import list_
+from core_conformance.commands.matrix import matrix
 from core_conformance.commands.run import run
 
 __all__ = ["app", "main"]
@@ -26,6 +27,7 @@ app = typer.Typer(
 # One line a command; the module of each lies in core_conformance.commands and imports torch only when it is called.
 app.command("run")(run)
 app.command("list")(list_)
+app.command("matrix")(matrix)
 
 
 def main(args: Sequence[str]) -> None:

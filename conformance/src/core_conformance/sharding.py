@@ -1,0 +1,72 @@
+"""Parts of a run: the ids of one shard, and the ids that belong to one model's key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from core.errors import ConfigError
+from core_conformance.records import level_of
+
+__all__ = ["ALWAYS", "WITNESS", "Shard", "parse_shard", "scope_of"]
+
+ALWAYS = "L0"
+"""The level that every shard runs whole: its outcomes say that the shards had the same backend under test."""
+WITNESS = "copy"
+"""The suite's own witness of scheduling: its ids belong to every model's key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One of several runs that make one report together.
+
+    Args:
+        index: Which, from 1.
+        count: Of how many.
+    """
+
+    index: int
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}"
+
+    def ids(self, everything: Iterable[str]) -> frozenset[str]:
+        """Ids of this shard: all of L0, and every `count`-th other one in the order of their names.
+
+        They follow from the ids alone, so that each machine finds the same ones; neighbours, which cost about the same,
+        go to different shards.
+        """
+        ids = sorted(set(everything))
+        others = [check_id for check_id in ids if level_of(check_id) != ALWAYS]
+        return frozenset(ids).difference(others).union(others[self.index - 1 :: self.count])
+
+
+def parse_shard(text: str) -> Shard:
+    """The shard meant by "2/3".
+
+    Raises:
+        ConfigError: the text is no such pair.
+    """
+    match = re.fullmatch(r"([0-9]{1,4})/([0-9]{1,4})", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
+        raise ConfigError(f"--shard is {text!r}; write INDEX/COUNT with an index from 1 to COUNT, such as 2/3")
+    return Shard(int(match[1]), int(match[2]))
+
+
+def scope_of(models: Iterable[str], known: Iterable[str]) -> Callable[[str], bool]:
+    """Whether an id belongs to the keys of these models: not where it names another one; the copy model's always do.
+
+    Args:
+        models: Names of the suite's models; none at all means every one.
+        known: Every model of the suite.
+
+    Raises:
+        ConfigError: a name is not among them.
+    """
+    wanted, names = frozenset(models), frozenset(known) - {WITNESS}
+    for name in sorted(wanted - names):
+        raise ConfigError(f"--model {name!r} is none of the suite's models; there are {', '.join(sorted(names))}")
+    left_out = names - wanted if wanted else frozenset[str]()
+    return lambda check_id: level_of(check_id) < "L2" or left_out.isdisjoint(re.split(r"[/-]", check_id))
