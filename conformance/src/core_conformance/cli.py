@@ -10,6 +10,7 @@ import typer
 from core.errors import CoreError
 from core_conformance.commands.list import list_
 from core_conformance.commands.matrix import matrix
+from core_conformance.commands.next import next_
 from core_conformance.commands.run import run
 
 __all__ = ["app", "main"]
@@ -27,6 +28,7 @@ app = typer.Typer(
 # One line a command; the module of each lies in core_conformance.commands and imports torch only when it is called.
 app.command("run")(run)
 app.command("list")(list_)
+app.command("next")(next_)
 app.command("matrix")(matrix)
 
 
