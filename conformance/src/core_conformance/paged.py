@@ -5,60 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from core.backend import Batch, GroupBatch, GroupSpec, Kind, KVSlab, Plan, canonical_layout, torch_dtype
-from core.backend.ops import (
-    AttentionArgs,
-    AttentionOp,
-    ExportBlocksArgs,
-    ExportBlocksOp,
-    ImportBlocksOp,
-    KvWriteArgs,
-    KvWriteOp,
-    LayerCache,
-    OpSpec,
-)
-from core.spec import CacheKind, DType, KVCacheSpec
-from core_conformance.subject import Mismatch, Subject, oracle
+from core.backend import Batch, GroupBatch, GroupSpec, KVSlab, Plan, canonical_layout, torch_dtype
+from core.backend.ops import AttentionArgs, AttentionOp, KvWriteArgs, KvWriteOp, LayerCache, OpSpec
+from core.spec import DType, KVCacheSpec
+from core_conformance.cache_memory import Poison, int32, new_cache
+from core_conformance.diagnosis import Places
+from core_conformance.subject import Subject, oracle
 
-__all__ = [
-    "POISONS",
-    "PagedStep",
-    "Poison",
-    "export",
-    "full_cache",
-    "int32",
-    "new_cache",
-    "poison_byte",
-    "require_blocks",
-]
-
-Poison = Literal["nan", "large"]
-POISONS: tuple[Poison, ...] = ("nan", "large")
-
-
-def int32(values: Sequence[object]) -> Tensor:
-    """An int32 tensor on the host."""
-    return torch.tensor(values, dtype=torch.int32)
-
-
-def poison_byte(poison: Poison, dtype: DType) -> int:
-    """The byte that, repeated, is NaN or a large finite number in `dtype`."""
-    if poison == "nan":
-        return 0xFF
-    return 0x7B if dtype is DType.FLOAT16 else 0x7E
-
-
-def new_cache(subject: Subject, spec: KVCacheSpec, block_size: int, num_blocks: int, poison: Poison) -> KVSlab:
-    """One layer's cache on the device in the backend's own layout, every byte of it poison."""
-    layout = subject.backend.kv_layout(spec, block_size)
-    memory = subject.backend.arena("kv", num_blocks * layout.block_bytes).tensor
-    memory.fill_(poison_byte(poison, spec.dtype))
-    return KVSlab(tensor=memory, layout=layout, num_blocks=num_blocks)
+__all__ = ["PagedCache", "PagedStep", "stored_values"]
 
 
 @dataclass(frozen=True)
@@ -69,25 +28,36 @@ class _Work:
     length: int
 
 
-class PagedStep:
-    """Requests with a cache, of which a step computes the last tokens.
+def stored_values(dtype: DType, draw: torch.Generator, *shape: int) -> Tensor:
+    """Random contents of a cache: normal numbers, or the whole range of int8."""
+    if dtype is DType.INT8:
+        return torch.randint(-127, 128, shape, generator=draw, dtype=torch.int8)
+    return torch.randn(*shape, generator=draw).to(torch_dtype(dtype))
+
+
+class PagedCache:
+    """Requests that keep something of each token in blocks, and a step that computes the last tokens of each.
 
     Requests must come with the fewest query tokens first, as the core packs them.
 
     Args:
         subject: The backend.
-        op: The attention that will read the cache.
+        spec: What is kept.
+        ops: The operations that will read it.
         query_lens: Tokens of each request in the step; 0 is allowed.
         seq_lens: Keys of each request, those of the step included.
         poison: What unowned memory holds.
         padding: Requests of padding behind the others: one token, null block, slot -1.
-        seed: Of the order of blocks and of keys and values.
+        block_size: Tokens a block; the backend's first choice by default.
+        seed: Of the order of blocks and of contents.
+        scales: Of keys and values, [1] or [num_kv_heads]: powers of two, so that what is written can be said exactly.
     """
 
     def __init__(
         self,
         subject: Subject,
-        op: AttentionOp,
+        spec: KVCacheSpec,
+        ops: tuple[OpSpec, ...],
         query_lens: Sequence[int],
         seq_lens: Sequence[int],
         *,
@@ -95,19 +65,17 @@ class PagedStep:
         padding: int = 0,
         block_size: int | None = None,
         seed: int = 0,
+        scales: tuple[Tensor, Tensor] | None = None,
     ) -> None:
         assert list(query_lens) == sorted(query_lens), "requests with the fewest tokens come first"
-        self.subject, self.op, self.poison = subject, op, poison
+        self.subject, self.spec, self.ops, self.poison, self.scales = subject, spec, ops, poison, scales
         self.block_size = block_size or subject.block_size
         self.query_lens, self.seq_lens, self.padding = list(query_lens), list(seq_lens), padding
-        self.spec = op.cache_spec
         self.deal_blocks(seed)
-        draw = torch.Generator().manual_seed(seed)
-        dtype = torch_dtype(op.kv_dtype)
-        heads = op.num_kv_heads
-        self.keys = [torch.randn(n, heads, op.head_dim, generator=draw).to(dtype) for n in seq_lens]
-        self.values = [torch.randn(n, heads, op.v_head_dim, generator=draw).to(dtype) for n in seq_lens]
-        self.query = torch.randn(self.num_tokens, op.num_heads, op.head_dim, generator=draw).to(torch_dtype(op.dtype))
+        self.draw = torch.Generator().manual_seed(seed)
+        heads, kind = spec.num_kv_heads, spec.dtype
+        self.keys = [stored_values(kind, self.draw, n, heads, spec.head_dim) for n in seq_lens]
+        self.values = [stored_values(kind, self.draw, n, heads, spec.v_head_dim) for n in seq_lens]
 
     def deal_blocks(self, seed: int) -> None:
         """Gives the requests other blocks, in an order that depends on the seed."""
@@ -128,6 +96,20 @@ class PagedStep:
         """Tokens that are no padding."""
         return slice(0, sum(self.query_lens))
 
+    @property
+    def queries(self) -> list[tuple[int, int]]:
+        """(request, position) of each token that is no padding."""
+        pairs = []
+        for row, (count, length) in enumerate(zip(self.query_lens, self.seq_lens, strict=True)):
+            pairs += [(row, position) for position in range(length - count, length)]
+        return pairs
+
+    @property
+    def places(self) -> Places:
+        """The same for a diagnosis."""
+        requests, positions = zip(*self.queries, strict=True) if self.queries else ((), ())
+        return Places(requests=requests, positions=positions, block_size=self.block_size, window=self.spec.window)
+
     def slot(self, row: int, position: int) -> int:
         """Where a request keeps a position; -1 where its block fell out of the window."""
         block = self.tables[row][position // self.block_size]
@@ -135,7 +117,7 @@ class PagedStep:
 
     def _kept(self, row: int, blocks: Sequence[int]) -> list[int]:
         """The request's blocks, null where no query of the step reaches."""
-        window = self.op.window
+        window = self.spec.window
         first = max(0, self.seq_lens[row] - self.query_lens[row] - window + 1) if window else 0
         return [block if (i + 1) * self.block_size > first else 0 for i, block in enumerate(blocks)]
 
@@ -189,7 +171,7 @@ class PagedStep:
     def group_spec(self, *ops: OpSpec) -> GroupSpec:
         """What the device's plans must serve."""
         layout = self.subject.backend.kv_layout(self.spec, self.block_size)
-        return GroupSpec(index=0, layout=layout, ops=(self.op, *ops))
+        return GroupSpec(index=0, layout=layout, ops=(*self.ops, *ops))
 
     def plan(self, into: Plan | None = None) -> Plan:
         """The device's plan of the step."""
@@ -198,18 +180,27 @@ class PagedStep:
     def filled_cache(self) -> LayerCache:
         """A poisoned cache on the device into which `kv_write` has put every key and value that is still owned."""
         slab = new_cache(self.subject, self.spec, self.block_size, self.num_blocks, self.poison)
-        cache = slab.views()
+        cache, put = slab.views(), self.subject.put
         write = self.subject.bind(self.write_op)
-        for row in range(
-            len(self.seq_lens)
-        ):  # one request a step, so that no step is larger than the device was told of
+        fields: dict[str, Any] = {}
+        if self.scales is not None:
+            fields = {"k_scale": put(self.scales[0]), "v_scale": put(self.scales[1])}
+        # One request a step, so that no step is larger than the device was told of.
+        for row in range(len(self.seq_lens)):
             plan = self.subject.backend.plan(self._row_batch(row), self.group_spec(self.write_op))
-            put = self.subject.put
-            write(KvWriteArgs(key=put(self.keys[row]), value=put(self.values[row]), cache=cache, plan=plan))
+            key, value = (put(self._fed(x[row], at)) for at, x in enumerate((self.keys, self.values)))
+            args = KvWriteArgs(key=key, value=value if self.spec.v_head_dim else None, cache=cache, plan=plan, **fields)
+            write(args)
         return cache
 
+    def _fed(self, stored: Tensor, plane: int) -> Tensor:
+        """What must be written so that `stored` is kept, exactly."""
+        dtype = torch_dtype(self.write_op.dtype)
+        scale = torch.ones(1) if self.scales is None else self.scales[plane]
+        return (stored.to(torch.float32) * scale.view(-1, 1)).to(dtype)
+
     def _row_batch(self, row: int) -> Batch:
-        alone = PagedStep.__new__(PagedStep)
+        alone = PagedCache.__new__(PagedCache)
         alone.__dict__.update(self.__dict__)
         alone.tables, alone.query_lens, alone.seq_lens = [self.tables[row]], [self.seq_lens[row]], [self.seq_lens[row]]
         return alone._batch([_Work(self.seq_lens[row], self.seq_lens[row])], 0, on_device=True)
@@ -218,27 +209,13 @@ class PagedStep:
     def write_op(self) -> KvWriteOp:
         """The operation that fills the cache."""
         return KvWriteOp(
-            dtype=self.op.kv_dtype,
-            num_kv_heads=self.op.num_kv_heads,
-            head_dim=self.op.head_dim,
-            v_head_dim=self.op.v_head_dim,
-            kv_dtype=self.op.kv_dtype,
+            dtype=self.ops[0].dtype,
+            num_kv_heads=self.spec.num_kv_heads,
+            head_dim=self.spec.head_dim,
+            v_head_dim=self.spec.v_head_dim,
+            kv_dtype=self.spec.dtype,
+            features=frozenset() if self.scales is None else frozenset({"scales"}),
         )
-
-    def run(self, *, lse: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
-        """The device's attention of the step."""
-        attend = self.subject.bind(self.op)
-        cache = self.filled_cache()
-        args = AttentionArgs(query=self.device_query(), cache=cache, plan=self.plan(), lse=lse, sinks=sinks)
-        out: Tensor = attend(args)
-        return out
-
-    def device_query(self) -> Tensor:
-        """The queries on the device; rows of padding are NaN."""
-        query = self.query.clone()
-        if self.padding:
-            query[self.real.stop :] = float("nan")
-        return self.subject.put(query)
 
     # -- the oracle --------------------------------------------------------------------------------------------------
 
@@ -250,49 +227,62 @@ class PagedStep:
         for row, length in enumerate(self.seq_lens):
             slots = torch.tensor([self.slot(row, position) for position in range(length)], dtype=torch.int64)
             kept = slots >= 0
-            for plane, tokens in zip(planes, (self.keys[row], self.values[row]), strict=True):
-                plane.flatten(0, 1)[slots[kept]] = tokens[kept]
+            for plane, tokens in zip(planes, (self.keys[row], self.values[row]), strict=False):
+                plane.view(torch.uint8).flatten(0, 1)[slots[kept]] = tokens[kept].view(torch.uint8)
         return planes
 
     def host_plan(self) -> Plan:
         """The step's plan for the reference."""
         batch = self.batch(on_device=False)
-        spec = GroupSpec(index=0, layout=canonical_layout(self.spec, self.block_size), ops=(self.op,))
+        spec = GroupSpec(index=0, layout=canonical_layout(self.spec, self.block_size), ops=self.ops)
         return Plan(batch=batch, group=batch.groups[0], spec=spec, block_size=self.block_size)
+
+
+class PagedStep(PagedCache):
+    """A step of attention over such a cache.
+
+    Args:
+        subject: The backend.
+        op: The attention.
+        query_lens: As in `PagedCache`.
+        seq_lens: As in `PagedCache`.
+        options: As in `PagedCache`.
+    """
+
+    def __init__(
+        self, subject: Subject, op: AttentionOp, query_lens: Sequence[int], seq_lens: Sequence[int], **options: Any
+    ) -> None:
+        super().__init__(subject, op.cache_spec, (op,), query_lens, seq_lens, **options)
+        self.op = op
+        shape = (self.num_tokens, op.num_heads, op.head_dim)
+        self.query = torch.randn(*shape, generator=self.draw).to(torch_dtype(op.dtype))
+
+    def run(self, *, lse: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
+        """The device's attention of the step."""
+        attend = self.subject.bind(self.op)
+        scales: dict[str, Any] = {}
+        if self.scales is not None:
+            scales = dict(zip(("k_scale", "v_scale"), map(self.subject.put, self.scales), strict=True))
+        cache = self.filled_cache()
+        args = AttentionArgs(query=self.device_query(), cache=cache, plan=self.plan(), lse=lse, sinks=sinks, **scales)
+        out: Tensor = attend(args)
+        return out
+
+    def device_query(self) -> Tensor:
+        """The queries on the device; rows of padding are NaN."""
+        query = self.query.clone()
+        if self.padding:
+            query[self.real.stop :] = float("nan")
+        return self.subject.put(query)
 
     def exact(self, op: AttentionOp, *, lse: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         """The reference's answer in the types of `op` (float64 for the oracle)."""
         query = self.query.to(torch_dtype(op.dtype))
-        args = AttentionArgs(query=query, cache=self.host_cache(), plan=self.host_plan(), lse=lse, sinks=sinks)
+        scales: dict[str, Any] = {}
+        if self.scales is not None:
+            scales = dict(zip(("k_scale", "v_scale"), self.scales, strict=True))
+        args = AttentionArgs(
+            query=query, cache=self.host_cache(), plan=self.host_plan(), lse=lse, sinks=sinks, **scales
+        )
         out: Tensor = oracle(op)(args)
         return out
-
-
-def export(subject: Subject, slab: KVSlab, block_ids: Sequence[int]) -> tuple[Tensor, ...]:
-    """Blocks in the canonical token-major form, on the host."""
-    op = ExportBlocksOp(dtype=slab.layout.planes[0].dtype, layout=slab.layout)
-    require_blocks(subject, op)
-    out = subject.bind(op)(ExportBlocksArgs(cache=slab.views(), block_ids=subject.put(int32(list(block_ids)))))
-    return tuple(subject.get(plane) for plane in out)
-
-
-def require_blocks(subject: Subject, op: ExportBlocksOp | ImportBlocksOp) -> None:
-    """Asserts that blocks can be brought out of, or into, the backend's layout; a private layout owes that.
-
-    Raises:
-        Mismatch: the layout is private and the backend has no such operation.
-    """
-    if subject.binder.resolve(op).kind is Kind.NO:
-        raise Mismatch(
-            f"the KV layout {op.layout.id!r} is private and {op.name} is not NATIVE: nobody can say what the cache "
-            "holds, and its blocks cannot go to another device; bind export_blocks and import_blocks, or keep the "
-            "canonical layout"
-        )
-
-
-def full_cache(num_kv_heads: int, head_dim: int, dtype: DType, v_head_dim: int | None = None) -> KVCacheSpec:
-    """A cache without a window."""
-    value_dim = head_dim if v_head_dim is None else v_head_dim
-    return KVCacheSpec(
-        kind=CacheKind.FULL, num_kv_heads=num_kv_heads, head_dim=head_dim, v_head_dim=value_dim, dtype=dtype
-    )

@@ -17,7 +17,7 @@ from core.models.base import CausalLM
 from core.models.registry import build_model
 from core.spec import DType, KVCacheSpec
 from core_conformance.models import NUM_TOKENS, model_folder
-from core_conformance.paged import int32, poison_byte
+from core_conformance.cache_memory import int32, poison_byte
 from core_conformance.subject import Subject
 
 __all__ = ["Stepper", "Stream"]
@@ -44,6 +44,7 @@ class Stepper:
 
     def __init__(self, subject: Subject, name: str, dtype: DType, num_blocks: int = 24) -> None:
         self._subject, self._block_size = subject, subject.block_size
+        subject.model, subject.dtype = name, dtype.value
         self.model = _load(subject, name, dtype)
         specs = [spec for spec in self.model.spec.layers if spec is not None]
         self._groups: list[KVCacheSpec] = list(dict.fromkeys(specs))

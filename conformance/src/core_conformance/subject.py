@@ -17,6 +17,8 @@ from core.backend.reference import COMPOSITES, DECOMPOSITIONS
 from core.backend.weights import SCHEMES, Role
 from core.errors import UnsupportedError
 from core.spec import DType
+from core_conformance.diagnosis import Evidence, Places, Suspects, diagnose
+from core_conformance.ownership import guarded
 from core_conformance.records import UnsupportedOutcome
 from core_conformance.target import Target
 
@@ -24,7 +26,7 @@ __all__ = ["HostWeight", "Mismatch", "Subject", "oracle", "wide_op"]
 
 
 class Mismatch(AssertionError):
-    """A number is wrong: names the operation, the first wrong index, the value and the bound."""
+    """A number is wrong: names the operation, the first wrong index, the value, the bound, and the likely fault."""
 
 
 class HostWeight(WeightSource):
@@ -77,6 +79,7 @@ class Subject:
         self.bound: float | None = None
         self.ratio: float | None = None
         self.notes: dict[str, Any] = {}
+        self.model = self.dtype = self.quantization = self.parallelism = ""
 
     def make_binder(self, block_size: int) -> Binder:
         """A binder for that block size with a table of its own."""
@@ -93,7 +96,7 @@ class Subject:
         return {row.op.name: row.kind.value for top, _ in self.binder.table.rows() for row in top.flat()}
 
     def bind(self, op: OpSpec) -> Callable[[Any], Any]:
-        """The callable of `op` as the core would bind it.
+        """The callable of `op` as the core would bind it; a call fails where it writes what it may only read.
 
         Raises:
             UnsupportedOutcome: the backend declares that it has no way to do `op`, and refuses to bind it.
@@ -101,7 +104,7 @@ class Subject:
         """
         row = self.binder.resolve(op)
         if row.kind is not Kind.NO:
-            return self.binder.bind(op)
+            return guarded(op, self.binder.bind(op), self.get, Mismatch)
         if not row.parts:
             self.must_refuse(op)
         raise UnsupportedOutcome(f"{op.describe()}: {row.reason}")
@@ -143,7 +146,17 @@ class Subject:
         source = HostWeight(parts, scheme, shape)
         return self.backend.pack(source, SCHEMES[scheme], role, torch_dtype(dtype))
 
-    def agree(self, op: OpSpec | str, got: Tensor, ref: Tensor, bound: Tensor | float, what: str = "result") -> None:
+    def agree(
+        self,
+        op: OpSpec | str,
+        got: Tensor,
+        ref: Tensor,
+        bound: Tensor | float,
+        what: str = "result",
+        *,
+        places: Places | None = None,
+        suspects: Suspects | None = None,
+    ) -> None:
         """Asserts |got - ref| <= bound element by element, NaN and infinities included, and notes the worst ratio.
 
         Args:
@@ -152,6 +165,8 @@ class Subject:
             ref: Exact, float64.
             bound: Shape of `ref`, or one number.
             what: Which of the operation's results.
+            places: Where the rows stand, for the diagnosis.
+            suspects: What known faults would give, for the diagnosis.
         """
         host = self._same_shape(op, got, ref, what).double()
         exact = ref.double()
@@ -162,10 +177,20 @@ class Subject:
         self._note(error, limit)
         wrong = error > limit
         if wrong.any():
-            raise Mismatch(_message(op, what, host, exact, limit, wrong))
+            evidence = Evidence(got=host, ref=exact, bound=limit, wrong=wrong, places=places, suspects=suspects)
+            raise Mismatch(_message(op, what, host, exact, evidence))
 
-    def equal(self, op: OpSpec | str, got: Tensor, ref: Tensor, what: str = "result") -> None:
-        """Asserts bit equality (NaN counts as equal to NaN)."""
+    def equal(
+        self,
+        op: OpSpec | str,
+        got: Tensor,
+        ref: Tensor,
+        what: str = "result",
+        *,
+        places: Places | None = None,
+        suspects: Suspects | None = None,
+    ) -> None:
+        """Asserts bit equality (NaN counts as equal to NaN); `places` and `suspects` as in `agree`."""
         host = self._same_shape(op, got, ref, what)
         name = op if isinstance(op, str) else op.describe()
         if host.dtype != ref.dtype:
@@ -174,8 +199,12 @@ class Subject:
         if ref.is_floating_point():
             wrong &= ~(host.float().isnan() & ref.float().isnan())
         if wrong.any():
-            exact = ref.double() if ref.dtype != torch.int64 else ref
-            raise Mismatch(_message(op, what, host, exact, torch.zeros_like(exact), wrong))
+            exact = ref.double()
+            nothing = torch.zeros_like(exact)
+            evidence = Evidence(
+                got=host.double(), ref=exact, bound=nothing, wrong=wrong, places=places, suspects=suspects
+            )
+            raise Mismatch(_message(op, what, host, ref, evidence))
 
     def _same_shape(self, op: OpSpec | str, got: Tensor, ref: Tensor, what: str) -> Tensor:
         host = self.get(got)
@@ -200,10 +229,19 @@ def _raw(x: Tensor) -> Tensor:
     return x.view(sizes[x.element_size()]) if x.is_floating_point() else x
 
 
-def _message(op: OpSpec | str, what: str, got: Tensor, ref: Tensor, bound: Tensor, wrong: Tensor) -> str:
+def _message(op: OpSpec | str, what: str, got: Tensor, ref: Tensor, evidence: Evidence) -> str:
+    wrong = evidence.wrong
     index = tuple(int(i) for i in wrong.nonzero()[0])
     name = op if isinstance(op, str) else op.describe()
+    likely = diagnose(evidence)
     return (
-        f"{name}: {what}{list(index)} is {got[index].item():.9g}, expected {ref[index].item():.9g}, "
-        f"bound {bound[index].item():.3g}; {int(wrong.sum())} of {wrong.numel()} elements are wrong"
+        f"{name}: {what}{list(index)} is {_number(got[index])}, expected {_number(ref[index])}, "
+        f"bound {evidence.bound[index].item():.3g}; {int(wrong.sum())} of {wrong.numel()} elements are wrong"
+        + (f"; likely {likely}" if likely else "")
     )
+
+
+def _number(x: Tensor) -> str:
+    """Integers with every digit."""
+    value = x.item()
+    return f"{value:.9g}" if isinstance(value, float) else str(value)

@@ -17,8 +17,9 @@ from core.backend.ops import (
     RopeOp,
 )
 from core.spec import DType
+from core_conformance.cache_memory import export, full_cache, int32, new_cache, require_blocks
 from core_conformance.checks import check
-from core_conformance.paged import export, full_cache, int32, new_cache, require_blocks
+from core_conformance.diagnosis import known
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES, norm_of, rope_table, rotated
 from core_conformance.tolerance import pointwise_bound, unit_roundoff
@@ -70,11 +71,17 @@ class _Cache:
     def check(self, op: KvWriteOp | QkNormRopeWriteOp, slots: list[int], key: Tensor, value: Tensor) -> None:
         """The named slots hold key and value bit by bit, all others what they held."""
         for plane, old, new, what in zip(self._planes(), self.before, (key, value), ("key", "value"), strict=True):
-            expected = old.clone()
+            expected, last = old.clone(), old.clone()
             for token, slot in enumerate(slots):
+                last[slot] = new[token]
                 if slot >= 0:
                     expected[slot] = new[token]
-            self.subject.equal(op, plane, expected, f"{what} by slot ")
+            zero = expected.clone()
+            for token, slot in enumerate(slots):
+                if slot < 0:
+                    zero[0] = new[token]
+            suspects = known({"slot: -1 is written to slot 0": zero, "slot: -1 is written to the last slot": last})
+            self.subject.equal(op, plane, expected, f"{what} by slot ", suspects=suspects)
 
 
 def _slots(subject: Subject) -> list[int]:

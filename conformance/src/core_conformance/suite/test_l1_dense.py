@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import torch
@@ -21,8 +22,9 @@ from core.backend.ops import (
     RopeOp,
 )
 from core.spec import DType
+from core_conformance.cache_memory import int32
 from core_conformance.checks import check
-from core_conformance.paged import int32
+from core_conformance.diagnosis import Suspects
 from core_conformance.subject import Subject, oracle, wide_op
 from core_conformance.tolerance import U_ACC, pointwise_bound, unit_roundoff
 
@@ -58,7 +60,7 @@ def test_rms_norm(subject: Subject, dice: torch.Generator, variant: DType) -> No
             op = RmsNormOp(dtype=variant, dim=dim, eps=1e-5, weight_offset=offset)
             x, weight = normal(dice, variant, rows, dim, spread=3.0), normal(dice, weight_dtype, dim)
             out = subject.bind(op)(RmsNormArgs(x=subject.put(x), weight=subject.put(weight)))
-            subject.agree(op, out, *norm_of(op, x, weight))
+            subject.agree(op, out, *norm_of(op, x, weight), suspects=norm_suspects(op, x, weight))
 
 
 @check("L1/rms_norm/strided", DTYPES)
@@ -80,7 +82,7 @@ def test_rms_norm_of_small_rows_is_held_up_by_eps(subject: Subject, dice: torch.
     x, weight = normal(dice, variant, 3, 64, spread=1e-3), normal(dice, variant, 64)
     x[1] = 0
     out = subject.bind(op)(RmsNormArgs(x=subject.put(x), weight=subject.put(weight)))
-    subject.agree(op, out, *norm_of(op, x, weight))
+    subject.agree(op, out, *norm_of(op, x, weight), suspects=norm_suspects(op, x, weight))
 
 
 @check("L1/rms_norm/residual", DTYPES)
@@ -154,8 +156,31 @@ def test_rope(subject: Subject, dice: torch.Generator, variant: str) -> None:
     )
     for got, x, what in ((query, views[1][0], "query"), (key, views[1][1], "key")):
         exact, magnitude = rotated(op, x, table[positions.long()])
-        subject.agree(op, got, exact, pointwise_bound(exact, magnitude, x.dtype, 4), what)
+        bound, suspects = pointwise_bound(exact, magnitude, x.dtype, 4), _rope_suspects(op, x, table, positions)
+        subject.agree(op, got, exact, bound, what, suspects=suspects)
         subject.equal(op, got[..., rotary:], x[..., rotary:].contiguous(), f"{what} past rotary_dim")
+
+
+def _rope_suspects(op: RopeOp, x: Tensor, table: Tensor, positions: Tensor) -> Suspects:
+    def at(shift: int) -> Tensor:
+        return rotated(op, x, table[(positions.long() + shift).clamp(0, len(table) - 1)])[0]
+
+    def suspects(got: Tensor) -> dict[str, Tensor]:
+        other = dataclasses.replace(op, interleaved=not op.interleaved)
+        return {
+            "shift: rotated by the angle of position + 1": at(1),
+            "shift: rotated by the angle of position - 1": at(-1),
+            "sign: rotated the other way": rotated(op, x, _turned_back(table)[positions.long()])[0],
+            "order: the wrong elements are paired": rotated(other, x, table[positions.long()])[0],
+            "nothing written: it is not rotated at all": x.double(),
+        }
+
+    return suspects
+
+
+def _turned_back(table: Tensor) -> Tensor:
+    cos, sin = table.chunk(2, dim=-1)
+    return torch.cat((cos, -sin), dim=-1)
 
 
 def _heads(fused: Tensor) -> tuple[Tensor, Tensor]:
@@ -170,6 +195,28 @@ def norm_of(op: RmsNormOp, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     magnitude = values * torch.rsqrt(values.square().mean(-1, keepdim=True) + op.eps)
     magnitude = magnitude.abs() * (weight.double().abs() + abs(op.weight_offset))
     return exact, pointwise_bound(exact, magnitude, torch_dtype(op.dtype), roundings)
+
+
+def norm_suspects(op: RmsNormOp, x: Tensor, weight: Tensor) -> Suspects:
+    """What the usual bugs of a norm answer."""
+
+    def suspects(got: Tensor) -> dict[str, Tensor]:
+        values, scale = x.double(), weight.double() + op.weight_offset
+        mean = values.square().mean(-1, keepdim=True)
+        centred = values - values.mean(-1, keepdim=True)
+        found = {
+            "eps: it is left out": values / mean.sqrt() * scale,
+            "eps: it is added outside the root": values / (mean.sqrt() + op.eps) * scale,
+            "mean: the sum of squares is not divided by the width": norm_of(op, x, weight)[0] / math.sqrt(op.dim),
+            "mean: it is taken off first, as LayerNorm does": centred
+            * torch.rsqrt(centred.square().mean(-1, keepdim=True) + op.eps)
+            * scale,
+        }
+        if op.weight_offset:
+            found["offset: it is not added to the weight"] = values * torch.rsqrt(mean + op.eps) * weight.double()
+        return found
+
+    return suspects
 
 
 def rope_table(max_position: int, rotary_dim: int) -> Tensor:

@@ -19,8 +19,9 @@ from core.backend.schemes import (
     quantize_rows,
 )
 from core.spec import DType
+from core_conformance.cache_memory import int32
 from core_conformance.checks import check
-from core_conformance.paged import int32
+from core_conformance.diagnosis import Suspects
 from core_conformance.subject import Subject
 from core_conformance.tolerance import U_ACC, reduction_bound, unit_roundoff
 
@@ -91,7 +92,8 @@ def test_every_column_of_the_sum_counts(subject: Subject, variant: DType) -> Non
         weight = torch.arange(1, 9 * k + 1).remainder(97).sub(48).view(9, k).to(dtype)
         packed = subject.pack({"weight": weight}, "none", (9, k), variant)
         out = subject.bind(op)(LinearArgs(x=subject.put(torch.eye(k, dtype=dtype)), weight=packed))
-        subject.equal(op, out + 0.0, weight.T.contiguous() + 0.0)
+        suspects = product_suspects(torch.eye(k, dtype=torch.float64), weight.double())
+        subject.equal(op, out + 0.0, weight.T.contiguous() + 0.0, suspects=suspects)
 
 
 @check("L1/linear/update", _HALVES)
@@ -124,6 +126,25 @@ def test_quantized_weights(subject: Subject, dice: torch.Generator, variant: str
             _compare_int8(subject, op, out, x, parts)
         else:
             _compare(subject, op, out, _plain(act), SCHEMES[scheme].dequantize(parts), None)
+
+
+@check("L1/linear/int8-exact", _HALVES)
+def test_int8_products_are_exact(subject: Subject, dice: torch.Generator, variant: DType) -> None:
+    """Activations that are whole multiples of their row's scale: whoever quantizes them gets the same integers."""
+    tokens, k, n = 4, 300, 33
+    op = _linear_op(variant, k, n, scheme="int8")
+    linear = subject.bind(op)
+    whole = torch.randint(-127, 128, (tokens, k), generator=dice)
+    whole[:, 0] = 127
+    x = (whole * 2.0 ** torch.arange(-3, tokens - 3)[:, None]).to(torch_dtype(variant))
+    parts = stored_weight("int8", n, k, dice)
+    packed = subject.pack(parts, "int8", (n, k), variant)
+    act = x if packed.input_format is None else quantize_rows(x, packed.input_format)
+    out = linear(LinearArgs(x=_put_act(subject, act), weight=packed))
+    weight = parts["weight"].double() * parts["scale"].double()
+    exact = x.double() @ weight.T
+    bound = unit_roundoff(torch_dtype(variant)) * exact.abs() + 8 * U_ACC * exact.abs()
+    subject.agree(op, out, exact, bound, "(whole activations) result", suspects=product_suspects(x.double(), weight))
 
 
 @check("L1/embed/scheme", [f"{scheme}-{dtype}" for scheme in SCHEME_NAMES for dtype in ("bf16", "fp32")])
@@ -192,7 +213,28 @@ def _compare(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, weight: Ten
     if bias is not None:
         exact, magnitude = exact + bias.double(), magnitude + bias.double().abs()
     dtype = torch_dtype(op.out_dtype)
-    subject.agree(op, out, exact, reduction_bound(exact, magnitude, op.in_features, dtype) + torch.finfo(dtype).tiny)
+    bound = reduction_bound(exact, magnitude, op.in_features, dtype) + torch.finfo(dtype).tiny
+    subject.agree(op, out, exact, bound, suspects=product_suspects(a, b, bias))
+
+
+def product_suspects(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Suspects:
+    """What the usual bugs of a product answer: sums that end early, and a bias that is not there or there twice."""
+
+    def suspects(got: Tensor) -> dict[str, Tensor]:
+        added = torch.zeros(len(b), dtype=torch.float64) if bias is None else bias.double()
+        width = a.shape[1]
+        found: dict[str, Tensor] = {}
+        for tile in (8, 16, 32, 64, 128):
+            whole = width // tile * tile
+            if 0 < whole < width:
+                name = f"tile tail: it is the sum over the first {whole} of {width} columns"
+                found.setdefault(name, a[:, :whole] @ b[:, :whole].T + added)
+        if bias is not None:
+            found["bias: it is left out"] = a @ b.T
+            found["bias: it is added twice"] = a @ b.T + 2 * added
+        return found
+
+    return suspects
 
 
 def _compare_int8(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, parts: dict[str, Tensor]) -> None:
