@@ -25,7 +25,7 @@ TEST_TOOLS = (
     "sentencepiece",
     "accelerate",
 )
-LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML")
+LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML", "types-jsonschema")
 ENVIRONMENT = ROOT / ".nox" / "dev"
 MODEL = "smollm2-135m-instruct"
 CLIENTS = {

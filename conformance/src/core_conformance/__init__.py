@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from core_conformance.records import Outcome, Record
-    from core_conformance.run import Report, run_suite
+    from core_conformance.report.document import Report
+    from core_conformance.run import run_suite
+    from core_conformance.supervise import run_supervised
     from core_conformance.target import Target, load_target
 
-__all__ = ["Outcome", "Record", "Report", "Target", "load_target", "run_suite"]
+__all__ = ["Outcome", "Record", "Report", "Target", "load_target", "run_suite", "run_supervised"]
 
 _HOMES = {
     "Outcome": "records",
     "Record": "records",
-    "Report": "run",
+    "Report": "report.document",
     "Target": "target",
     "load_target": "target",
     "run_suite": "run",
+    "run_supervised": "supervise",
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,9 @@ __all__ = ["SuitePlugin"]
 
 _FORBIDDEN = ("skip", "skipif", "xfail", "flaky")
 _LONGEST_REASON = 2000
+_OWN_PLUGINS = ("_pytest", "core_conformance")
+_FOUND = ("err", "bound", "ratio", "op_table", "kinds", "notes", "model", "dtype", "quantization", "parallelism")
+"""Fields of a record that its check found out."""
 
 
 class SuitePlugin:
@@ -26,8 +30,10 @@ class SuitePlugin:
 
     Args:
         target: The backend under test.
+        suite: Folder that every check must come from.
         select: Whether to run the check of an id; the others become NOT_RUN.
         order: Sort key of ids; those with an equal key keep the order of the files.
+        begin: Called with each id before it runs, and with "" behind the last.
         progress: Called with each record as it is made.
     """
 
@@ -35,19 +41,25 @@ class SuitePlugin:
         self,
         target: Target,
         *,
+        suite: Path,
         select: Callable[[str], bool] = lambda check_id: True,
         order: Callable[[str], Any] = lambda check_id: 0,
+        begin: Callable[[str], None] = lambda check_id: None,
         progress: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self._target = target
+        self._suite = suite
         self._select = select
         self._order = order
+        self._begin = begin
         self._progress = progress
         self._ids: dict[str, str] = {}
         self._subjects: dict[str, Subject | Findings] = {}
         self.records: dict[str, Record] = {}
         self.collected: list[str] = []
         """Every id that was found, in order, repeats included."""
+        self.mandatory: list[str] = []
+        """Those of them that no backend may decline."""
         self.problems: list[str] = []
         """What keeps the suite from being run as it must be."""
 
@@ -96,13 +108,37 @@ class SuitePlugin:
             check_id = self._id_of(item)
             self.collected.append(check_id)
             self._ids[item.nodeid] = check_id
-            if not self._select(check_id):
+            mark = item.get_closest_marker(MARK)
+            self.mandatory += [check_id] * bool(mark is not None and mark.kwargs.get("mandatory"))
+            if (place := _foreign_place(item, self._suite)) is not None:
+                self._error(check_id, f"its code is not the suite's, it comes from {place}")
+            elif not self._select(check_id):
                 self._add(Record(id=check_id, outcome=Outcome.NOT_RUN, reason="not selected", mode=self._target.mode))
             elif (raw := _forbidden_mark(item)) is not None:
                 self._error(check_id, f"it is marked {raw}; the suite decides what counts, not a mark")
             else:
                 kept.append(item)
         items[:] = sorted(kept, key=lambda item: self._order(self._ids[item.nodeid]))
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Plugins that came with a file of the suite are no part of it."""
+        self._refuse_plugins(session.config)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Nor are those that came while it ran."""
+        self._refuse_plugins(session.config)
+        self._begin("")
+
+    def _refuse_plugins(self, config: pytest.Config) -> None:
+        for name, plugin in config.pluginmanager.list_name_plugin():
+            if plugin is None or plugin is self:
+                continue
+            module = getattr(plugin, "__name__", None) or type(plugin).__module__
+            problem = (
+                f"pytest plugin {name} ({module}) is loaded into the suite; only pytest's own and the suite's may be"
+            )
+            if module.partition(".")[0] not in _OWN_PLUGINS and problem not in self.problems:
+                self.problems.append(problem)
 
     def _id_of(self, item: pytest.Item) -> str:
         mark = item.get_closest_marker(MARK)
@@ -113,6 +149,12 @@ class SuitePlugin:
         if callspec is None:
             return name
         return f"{name}{'-' if name.count('/') > 1 else '/'}{callspec.id}"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+        """Says which check begins."""
+        self._begin(self._ids.get(item.nodeid, item.nodeid))
+        return (yield)
 
     # -- outcomes ----------------------------------------------------------------------------------------------------
 
@@ -163,8 +205,7 @@ class SuitePlugin:
         subject = self._subjects.get(item.nodeid)
         facts: dict[str, Any] = {}
         if subject is not None:
-            names = ("err", "bound", "ratio", "op_table", "kinds", "notes")
-            facts = {name: getattr(subject, name) for name in names}
+            facts = {name: getattr(subject, name) for name in _FOUND}
         self._add(Record(id=check_id, outcome=outcome, reason=reason, seconds=seconds, mode=self._target.mode, **facts))
 
     def _error(self, check_id: str, reason: str) -> None:
@@ -174,8 +215,13 @@ class SuitePlugin:
         self.records[record.id] = record
         self._progress(record)
 
-    def expect(self, must_pass: Sequence[str]) -> None:
-        """Makes an ERROR record of every id that is missing, too many, or there twice."""
+    def expect(self, must_pass: Sequence[str], mandatory: Sequence[str] | None = None) -> None:
+        """Makes an ERROR record of every id that is missing, too many, or there twice.
+
+        Args:
+            must_pass: Every id, as committed.
+            mandatory: Those that no backend may decline, as committed; None where there is no such list.
+        """
         wanted, found = set(must_pass), set(self.collected)
         for check_id in sorted(wanted - found):
             self._error(check_id, "it is in the must-pass list and was not collected")
@@ -183,10 +229,23 @@ class SuitePlugin:
             self._error(check_id, f"it is not in the must-pass list of {level_of(check_id)}")
         for check_id in sorted({name for name in found if self.collected.count(name) > 1}):
             self._error(check_id, "two checks have this id")
+        for check_id in sorted(set(self.mandatory) ^ set(self.mandatory if mandatory is None else mandatory)):
+            self._error(check_id, "its mark and the list of mandatory ids do not agree")
 
 
 def _forbidden_mark(item: pytest.Item) -> str | None:
     return next((name for name in _FORBIDDEN if item.get_closest_marker(name) is not None), None)
+
+
+def _foreign_place(item: pytest.Item, suite: Path) -> str | None:
+    """Where the check's code comes from, if not from the suite: a module or function that took its place."""
+    function = getattr(item, "function", None)
+    module = getattr(item, "module", None)
+    code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+    places = [item.path, Path(getattr(module, "__file__", None) or "nowhere")]
+    places.append(Path(code.co_filename if code is not None else "nowhere"))
+    own = (suite.resolve(), Path(__file__).resolve().parent)
+    return next((str(p) for p in places if not any(p.resolve().is_relative_to(folder) for folder in own)), None)
 
 
 def _last_line(report: pytest.TestReport) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +33,19 @@ class Outcome(enum.StrEnum):
 
 
 class Mode(enum.StrEnum):
-    """On what the check ran."""
+    """On what the check ran; the weakest evidence first."""
 
-    VALIDATED = "VALIDATED"
-    """The device."""
+    COMPILED = "COMPILED"
+    """Nothing ran: the compiler for the device took it. No certificate is given for it."""
     SIMULATED = "SIMULATED"
     """An interpreter, or a stand-in for the device."""
+    VALIDATED = "VALIDATED"
+    """The device."""
+
+    @property
+    def rank(self) -> int:
+        """0 for the weakest evidence."""
+        return list(Mode).index(self)
 
 
 class UnsupportedOutcome(Exception):
@@ -66,6 +74,10 @@ class Findings:
     op_table: str = ""
     kinds: dict[str, str] = dataclasses.field(default_factory=dict)
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    parallelism: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +96,10 @@ class Record:
         notes: Further numbers that the check wants to be kept (ambiguous tokens, ...).
         seconds: Time it took.
         mode: On what it ran.
+        model: Which model it drove; empty where none.
+        dtype: Of that model's activations.
+        quantization: Scheme of its weights; empty where they are plain.
+        parallelism: How it was spread ("tp2"); empty for one device.
     """
 
     id: str
@@ -97,12 +113,38 @@ class Record:
     notes: dict[str, Any] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     mode: Mode = Mode.VALIDATED
+    model: str = ""
+    dtype: str = ""
+    quantization: str = ""
+    parallelism: str = ""
 
-    def to_json(self) -> str:
-        """One line of the report."""
-        return json.dumps({"record": "check", **dataclasses.asdict(self)}, sort_keys=True)
+    @property
+    def ran(self) -> bool:
+        """Whether it says something of the backend."""
+        return self.outcome is not Outcome.NOT_RUN
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; numbers that are not finite become "inf", "-inf" or "nan", which JSON has no numbers for."""
+        made: dict[str, Any] = _finite(dataclasses.asdict(self))
+        return made
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Record:
+        """The record of `to_dict`; fields that this version does not know are left out."""
+        known = {field.name for field in dataclasses.fields(cls)}
+        kept = {name: value for name, value in data.items() if name in known}
+        numbers = {name: None if kept.get(name) is None else float(kept[name]) for name in ("err", "bound", "ratio")}
+        return cls(**{**kept, **numbers, "outcome": Outcome(kept["outcome"]), "mode": Mode(kept["mode"])})
 
 
 def level_of(check_id: str) -> str:
     """ "L1" of "L1/attention/counting-bf16"."""
     return check_id.partition("/")[0]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value

@@ -2,96 +2,32 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
+import datetime
 import os
-import platform
 import sys
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from core.spec import CONTRACT_VERSION
-from core_conformance.must_pass_lists import must_pass, write_must_pass
+from core_conformance.must_pass_lists import mandatory, must_pass, write_must_pass
 from core_conformance.plugin import SuitePlugin
-from core_conformance.records import Outcome, Record, level_of
+from core_conformance.records import Record
+from core_conformance.report.document import Report
+from core_conformance.report.facts import gather_facts
+from core_conformance.served.fixtures import ServedPlugin
 from core_conformance.target import Target
 from core_conformance.waivers import Waiver, apply_waivers
 
-__all__ = ["SUITE", "Report", "list_ids", "run_suite", "suite_hash"]
+__all__ = ["SUITE", "Report", "run_suite"]
 
 SUITE = Path(__file__).parent / "suite"
 """Where the checks are."""
-
-
-@dataclass
-class Report:
-    """What a run says of a backend.
-
-    Args:
-        target: The backend.
-        levels: Levels asked for.
-        records: One for each id.
-        problems: What kept the suite from being run as it must be.
-    """
-
-    target: Target
-    levels: tuple[str, ...]
-    records: list[Record]
-    problems: list[str] = field(default_factory=list)
-
-    @property
-    def ok(self) -> bool:
-        """Whether something ran, and everything that ran ended acceptably."""
-        ran = [record for record in self.records if record.outcome is not Outcome.NOT_RUN]
-        return bool(ran) and not self.problems and all(record.outcome.acceptable for record in ran)
-
-    @property
-    def failures(self) -> list[Record]:
-        """Records that are not acceptable."""
-        skipped = Outcome.NOT_RUN
-        return [record for record in self.records if not record.outcome.acceptable and record.outcome is not skipped]
-
-    def complete(self, level: str) -> bool:
-        """Whether every id of the level ended acceptably; ids that were not run make it incomplete."""
-        mine = [record for record in self.records if level_of(record.id) == level]
-        return bool(mine) and not self.problems and all(record.outcome.acceptable for record in mine)
-
-    def summary(self) -> str:
-        """One line a level, then each problem and failure with its reason."""
-        lines = [self._level_line(level) for level in self.levels]
-        own = [record for record in self.records if record.id.startswith(f"{self.target.name}/")]
-        if own:
-            passed = sum(record.outcome is Outcome.PASS for record in own)
-            lines.append(f"{self.target.name} further cases of its package: {passed} of {len(own)} PASS")
-        lines += [f"ERROR   {problem}" for problem in self.problems]
-        lines += [f"{record.outcome:<7} {record.id}: {record.reason}" for record in self.failures]
-        return "\n".join(lines)
-
-    def _level_line(self, level: str) -> str:
-        mine = [record for record in self.records if level_of(record.id) == level]
-        counts = Counter(record.outcome for record in mine)
-        told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in Outcome if counts[outcome])
-        worst = max(((r.ratio, r.id) for r in mine if r.ratio is not None), default=None)
-        margin = "" if worst is None else f"; worst err/bound {worst[0]:.2f} ({worst[1]})"
-        seconds = sum(record.seconds for record in mine)
-        state = "complete" if self.complete(level) else "NOT complete"
-        where = f"{self.target.name} {level} ({self.target.mode})"
-        return f"{where}: {state}: {told or 'no check'}{margin}; {seconds:.1f} s"
-
-    def to_lines(self) -> Iterator[str]:
-        """The report: a line on the run, then one line a check."""
-        yield json.dumps({"record": "run", **_environment(self.target), "levels": self.levels}, sort_keys=True)
-        for record in self.records:
-            yield record.to_json()
+_FOREIGN_OPTIONS = ("PYTEST_ADDOPTS", "PYTEST_PLUGINS")
 
 
 def run_suite(
@@ -99,6 +35,7 @@ def run_suite(
     levels: Sequence[str],
     *,
     select: Callable[[str], bool] = lambda check_id: True,
+    begin: Callable[[str], None] = lambda check_id: None,
     progress: Callable[[Record], None] = lambda record: None,
     waivers: Sequence[Waiver] = (),
     stop_at_first: bool = False,
@@ -109,10 +46,13 @@ def run_suite(
 ) -> Report:
     """Runs the checks of these levels against a backend.
 
+    A check that never returns keeps this from returning; `core_conformance.supervise` runs it in a process of its own.
+
     Args:
         target: The backend; its shared instance is closed at the end.
-        levels: "L0" to "L3".
+        levels: "L0" to "L4".
         select: Whether to run an id.
+        begin: Called with each id before it runs, and with "" behind the last.
         progress: Called with each record.
         waivers: Turn FAIL into WAIVED.
         stop_at_first: Stop at the first failure; the ids behind it are missing from the records then.
@@ -121,43 +61,44 @@ def run_suite(
         suite: Folder of the checks; for tests of the suite itself.
         expected: Ids in place of the committed lists; for tests of the suite itself.
     """
-    plugin = SuitePlugin(target, select=(lambda _: False) if write_lists else select, order=order, progress=progress)
+    begun, start = datetime.datetime.now(datetime.UTC), time.monotonic()
+    chosen = (lambda _: False) if write_lists else select
+    plugin = SuitePlugin(target, suite=suite, select=chosen, order=order, begin=begin, progress=progress)
     files = [str(path) for level in levels for path in sorted(suite.glob(f"test_{level.lower()}_*.py"))]
     options = ["--disable-plugin-autoload", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:junitxml"]
-    options += ["--import-mode=importlib", f"--rootdir={suite}", "-c", os.devnull, "--strict-markers"]
+    options += ["--import-mode=importlib", f"--rootdir={suite}", "-c", os.devnull, "--strict-markers", "--noconftest"]
     options += ["--maxfail=1"] * stop_at_first
     with _quiet_process():
-        pytest.main([*options, *files], plugins=[plugin])
+        pytest.main([*options, *files], plugins=[plugin, ServedPlugin(target)])
     target.close()
     if write_lists:
-        write_must_pass(plugin.collected, levels)
+        write_must_pass(plugin.collected, plugin.mandatory, levels)
+    elif not stop_at_first and expected is not None:
+        plugin.expect(expected)
     elif not stop_at_first:
-        plugin.expect(must_pass(levels) if expected is None else expected)
-    records = apply_waivers(sorted(plugin.records.values(), key=lambda record: record.id), waivers, target)
-    return Report(target=target, levels=tuple(levels), records=records, problems=plugin.problems)
-
-
-def list_ids(levels: Sequence[str]) -> list[str]:
-    """Committed ids of these levels."""
-    return must_pass(levels)
-
-
-def suite_hash() -> str:
-    """First 16 hex digits of the SHA-256 over every file of the suite and its lists."""
-    root, digest = Path(__file__).parent, hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".txt")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+        plugin.expect(must_pass(levels), mandatory(levels))
+    records = sorted(plugin.records.values(), key=lambda record: record.id)
+    facts = gather_facts(
+        target.info,
+        target.device,
+        package=target.package,
+        levels=levels,
+        waivers=waivers,
+        date=begun,
+        seconds=time.monotonic() - start,
+    )
+    return Report(facts, apply_waivers(records, waivers, target.name, target.device.arch), plugin.problems)
 
 
 @contextmanager
 def _quiet_process() -> Iterator[None]:
-    """Keeps pytest from writing bytecode beside installed files, and torch to one thread.
+    """Keeps pytest from writing bytecode beside installed files, from options of the caller's, and torch to one thread.
 
     The oracle's tensors are tiny: threads that wait for each other made the suite ten times slower on a busy machine. A
-    host backend's own threads are its own affair.
+    host backend's own threads are its own affair. Options and plugins that the environment names could deselect checks.
     """
     bytecode, threads = sys.dont_write_bytecode, torch.get_num_threads()
+    foreign = {name: os.environ.pop(name) for name in _FOREIGN_OPTIONS if name in os.environ}
     sys.dont_write_bytecode = True
     torch.set_num_threads(1)
     try:
@@ -165,26 +106,4 @@ def _quiet_process() -> Iterator[None]:
     finally:
         sys.dont_write_bytecode = bytecode
         torch.set_num_threads(threads)
-
-
-def _environment(target: Target) -> dict[str, Any]:
-    return {
-        "backend": target.name,
-        "package": target.package,
-        "device": dataclasses.asdict(target.device),
-        "mode": target.mode,
-        "suite": _version("core-conformance"),
-        "suite_hash": suite_hash(),
-        "core": _version("core-inference"),
-        "contract": ".".join(map(str, CONTRACT_VERSION)),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-    }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+        os.environ.update(foreign)

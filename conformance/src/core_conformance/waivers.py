@@ -6,13 +6,13 @@ import dataclasses
 import datetime
 import fnmatch
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from core.errors import ConfigError
 from core_conformance.records import Outcome, Record
-from core_conformance.target import Target
 
 __all__ = ["Waiver", "apply_waivers", "read_waivers"]
 
@@ -35,10 +35,24 @@ class Waiver:
     url: str
     expires: datetime.date
 
-    def covers(self, record: Record, target: Target) -> bool:
+    def covers(self, check_id: str, backend: str, hardware: str) -> bool:
         """Whether it names this id, backend and hardware."""
-        mine = self.backend == target.name and self.hardware == target.device.arch
-        return mine and any(fnmatch.fnmatchcase(record.id, pattern) for pattern in self.ids)
+        mine = self.backend == backend and self.hardware == hardware
+        return mine and any(fnmatch.fnmatchcase(check_id, pattern) for pattern in self.ids)
+
+    @property
+    def expired(self) -> bool:
+        """Whether its last day is over."""
+        return self.expires < datetime.date.today()
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**dataclasses.asdict(self), "ids": list(self.ids), "expires": self.expires.isoformat()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Waiver:
+        """The waiver of `to_dict`."""
+        return cls(**{**data, "ids": tuple(data["ids"]), "expires": datetime.date.fromisoformat(data["expires"])})
 
 
 def read_waivers(path: Path) -> list[Waiver]:
@@ -56,18 +70,18 @@ def read_waivers(path: Path) -> list[Waiver]:
         ) from error
 
 
-def apply_waivers(records: Sequence[Record], waivers: Sequence[Waiver], target: Target) -> list[Record]:
+def apply_waivers(records: Sequence[Record], waivers: Sequence[Waiver], backend: str, hardware: str) -> list[Record]:
     """The records, with FAIL turned into WAIVED where a waiver that has not expired covers it."""
-    return [_waived(record, waivers, target) for record in records]
+    return [_waived(record, waivers, backend, hardware) for record in records]
 
 
-def _waived(record: Record, waivers: Sequence[Waiver], target: Target) -> Record:
+def _waived(record: Record, waivers: Sequence[Waiver], backend: str, hardware: str) -> Record:
     if record.outcome is not Outcome.FAIL:
         return record
     for waiver in waivers:
-        if not waiver.covers(record, target):
+        if not waiver.covers(record.id, backend, hardware):
             continue
-        if waiver.expires >= datetime.date.today():
+        if not waiver.expired:
             reason = f"waived until {waiver.expires} ({waiver.url}): {record.reason}"
             return dataclasses.replace(record, outcome=Outcome.WAIVED, reason=reason)
         expired = f"its waiver expired on {waiver.expires} ({waiver.url}): {record.reason}"

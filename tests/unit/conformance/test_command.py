@@ -41,11 +41,11 @@ def test_help_lists_the_commands() -> None:
 def test_levels_0_to_3(backend: str, tmp_path: Path) -> None:
     if backend not in INSTALLED:
         pytest.skip(f"core-backend-{backend} is not installed; pip install -e backends/{backend}")
-    path = tmp_path / "report.jsonl"
-    done = core("run", "--backend", backend, "--level", "L3", "--report", str(path))
+    done = core("run", "--backend", backend, "--level", "L3", "--report-dir", str(tmp_path))
     assert done.returncode == 0, done.stdout + done.stderr
-    head, *records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
-    assert head["backend"] == backend and len(records) > 400
+    document = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    records = document["records"]
+    assert document["run"]["backend"] == backend and len(records) > 400
     mode = "SIMULATED" if backend == "sim" else "VALIDATED"
     assert {record["mode"] for record in records} == {mode}
     assert {record["outcome"] for record in records} <= {"PASS", "UNSUPPORTED"}

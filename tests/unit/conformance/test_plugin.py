@@ -51,9 +51,9 @@ def test_a_passing_check_leaves_a_record(plant: Plant) -> None:
     report = plant("@check('L0/a', ['x', 'y'])\ndef test_a(subject, variant):\n    pass\n", ["L0/a/x", "L0/a/y"])
     assert report.ok and report.complete("L0")
     assert outcomes(report) == {"L0/a/x": Outcome.PASS, "L0/a/y": Outcome.PASS}
-    lines = [json.loads(line) for line in report.to_lines()]
-    assert lines[0]["record"] == "run" and len(lines[0]["suite_hash"]) == 16 and lines[0]["backend"] == "reference"
-    assert {line["mode"] for line in lines[1:]} == {Mode.SIMULATED}
+    document = json.loads(report.to_json())
+    assert document["run"]["backend"] == "reference" and len(document["run"]["suite_hash"]) == 64
+    assert {record["mode"] for record in document["records"]} == {Mode.SIMULATED}
 
 
 @pytest.mark.parametrize(

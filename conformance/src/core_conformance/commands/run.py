@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from core_conformance.commands.selection import AnyLevel, selector
-from core_conformance.records import Outcome, Record
+from core_conformance.commands.selection import AnyLevel
+from core_conformance.records import Record
 
 __all__ = ["run"]
 
@@ -16,11 +16,18 @@ __all__ = ["run"]
 def run(
     backend: Annotated[str, typer.Option("--backend", help="NAME or NAME:INDEX; `reference` is the core's own torch.")],
     level: AnyLevel = "L3",
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Write records to this file, one JSON a line.")
+    report_dir: Annotated[
+        Path | None, typer.Option("--report-dir", help="Write report.json, junit.xml and summary.md to this folder.")
+    ] = None,
+    certify: Annotated[
+        Path | None,
+        typer.Option("--certify", help="Write a certificate to this file; only for a whole run of unchanged packages."),
     ] = None,
     k: Annotated[str, typer.Option("-k", help="Run only ids that hold this text, or match it where it has a *.")] = "",
     waivers: Annotated[Path | None, typer.Option("--waivers", help="TOML file of waivers.")] = None,
+    check_timeout: Annotated[
+        float, typer.Option("--check-timeout", min=1, help="Seconds that one check may take before it ends the run.")
+    ] = 600,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write each check as it ends.")] = False,
     write_must_pass: Annotated[
         bool,
@@ -28,34 +35,47 @@ def run(
     ] = False,
 ) -> None:
     """Run every check up to a level. Exit code 0: all that ran is acceptable; 1: something is not."""
-    from core.plugins import list_conformance_cases
     from core_conformance.must_pass_lists import levels_up_to
-    from core_conformance.run import run_suite
-    from core_conformance.target import load_target
-    from core_conformance.vendor_cases import run_vendor_cases
     from core_conformance.waivers import read_waivers
 
-    target = load_target(backend)
-    result = run_suite(
-        target,
-        levels_up_to(level),
-        select=selector(k),
+    levels = levels_up_to(level)
+    if write_must_pass:
+        _write_lists(backend, levels)
+        raise typer.Exit(0)
+
+    from core.errors import ConfigError
+    from core_conformance.report.certificate import refuse_before_run, write_certificate
+    from core_conformance.report.files import write_report_files
+    from core_conformance.supervise import run_supervised
+
+    if certify is not None:
+        if report_dir is None:
+            raise ConfigError("--certify needs --report-dir: a certificate is about a report; add --report-dir DIR")
+        refuse_before_run(selection=k)
+    report = run_supervised(
+        backend,
+        levels,
+        selection=k,
         progress=_show if verbose else lambda record: None,
         waivers=read_waivers(waivers) if waivers else (),
-        write_lists=write_must_pass,
+        check_timeout_s=check_timeout,
     )
-    if write_must_pass:
-        typer.echo(f"lists of {', '.join(result.levels)} are written")
-        raise typer.Exit(0)
-    result.records += run_vendor_cases(target, list_conformance_cases(target.name), select=selector(k))
-    target.close()
-    if report is not None:
-        report.write_text("".join(f"{line}\n" for line in result.to_lines()), encoding="utf-8")
-    typer.echo(result.summary())
-    raise typer.Exit(0 if result.ok else 1)
+    written = b"" if report_dir is None else write_report_files(report, report_dir)
+    typer.echo(report.summary())
+    if certify is not None:
+        typer.echo(write_certificate(report, written, certify))
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _write_lists(backend: str, levels: tuple[str, ...]) -> None:
+    from core_conformance.run import run_suite
+    from core_conformance.target import load_target
+
+    run_suite(load_target(backend), levels, write_lists=True)
+    typer.echo(f"lists of {', '.join(levels)} are written")
 
 
 def _show(record: Record) -> None:
-    if record.outcome is not Outcome.NOT_RUN:
+    if record.ran:
         ratio = "" if record.ratio is None else f" err/bound {record.ratio:.2f}"
         typer.echo(f"{record.outcome:<11} {record.id}{ratio} {record.seconds:.2f} s")

@@ -10,7 +10,7 @@ import typer
 
 __all__ = ["AnyLevel", "Level", "selector"]
 
-Level = Literal["L0", "L1", "L2", "L3"]
+Level = Literal["L0", "L1", "L2", "L3", "L4"]
 AnyLevel = Annotated[Level, typer.Option("--level", help="Highest level to run.")]
 
 
