@@ -12,6 +12,7 @@ from core.spec import BackendInfo, DeviceInfo
 from core_conformance.bare import INFO as REFERENCE_INFO
 from core_conformance.bare import BareBackend
 from core_conformance.records import Mode
+from core_conformance.served.options import ServedOptions
 
 __all__ = ["LIMITS", "Target", "load_target"]
 
@@ -29,6 +30,7 @@ class Target:
         installed: Whether `plugins.list_backends` must find it under its name.
         package: Distribution that brings it, with its version.
         index: Which of its devices.
+        served: What the caller chose about L4.
     """
 
     info: BackendInfo
@@ -36,6 +38,7 @@ class Target:
     installed: bool = False
     package: str = ""
     index: int = 0
+    served: ServedOptions = field(default_factory=ServedOptions)
     _opened: Backend | None = field(default=None, repr=False)
     _device: DeviceInfo | None = field(default=None, repr=False)
 

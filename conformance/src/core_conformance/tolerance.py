@@ -12,13 +12,18 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "ACCURACY_MARGIN",
+    "ACCURACY_SHARE",
     "AMBIGUOUS_SHARE",
     "COMPOSITE_RATIO",
     "COPY_MODEL_GAP",
     "FUNCTION_ROUNDINGS",
+    "LEAK_ALLOWANCE",
+    "LENGTH_SHARE",
     "LOGIT_DELTA",
     "LOGIT_FLOOR",
     "MODEL_RATIO",
+    "PERFORMANCE_FLOOR",
     "SAMPLE_MARGIN",
     "U_ACC",
     "attention_floor",
@@ -46,6 +51,21 @@ COPY_MODEL_GAP = 4.0
 """Smallest gap, in nats, between the first and second token of the copy model: what no honest numerics can close."""
 SAMPLE_MARGIN = 1e-3
 """Rows whose draw is nearer to another outcome than this are not asked for."""
+
+
+ACCURACY_SHARE = 0.99
+"""Least share of the reference's accuracy that a served model must reach."""
+LENGTH_SHARE = (0.9, 1.1)
+"""Generated tokens of a served model as a share of the reference's."""
+ACCURACY_MARGIN = 0.1
+"""A document on which the reference's decision is nearer than this, in nats, counts for nobody: rounding decides it."""
+PERFORMANCE_FLOOR: dict[str, dict[str, float]] = {
+    "VALIDATED": {"decode": 0.05, "prefill": 0.02},
+    "SIMULATED": {},
+}
+"""Least share of the roofline (decode: bytes/s, prefill: flop/s) by mode; what is missing is recorded, not judged."""
+LEAK_ALLOWANCE: dict[str, int] = {"memory_bytes": 48 << 20, "descriptors": 4, "threads": 4, "processes": 1}
+"""How much more a server may hold after a soak of any length than after its warm-up."""
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -1,0 +1,33 @@
+"""`python -m core_conformance.served.reaper PID`: ends a server when whoever started it is gone, however it went.
+
+Its standard input is a pipe that the suite holds open: its end means that the suite ended, or was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+__all__ = ["main"]
+
+GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL."""
+
+
+def main(pid: int) -> None:
+    """Waits for the end of standard input, then ends the process group of `pid`; the line `done` ends the watch."""
+    if sys.stdin.read().strip() == "done":
+        return
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGTERM)
+        time.sleep(GRACE_S)
+        os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ignored, signal.SIG_IGN)  # a Ctrl-C in the terminal is for the suite, which then ends the server
+    main(int(sys.argv[1]))
