@@ -66,6 +66,7 @@ def run_suite(
     plugin = SuitePlugin(target, suite=suite, select=chosen, order=order, begin=begin, progress=progress)
     files = [str(path) for level in levels for path in sorted(suite.glob(f"test_{level.lower()}_*.py"))]
     options = ["--disable-plugin-autoload", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:junitxml"]
+    options += ["-p", "no:faulthandler"]  # the supervisor has its own, which writes to its trace
     options += ["--import-mode=importlib", f"--rootdir={suite}", "-c", os.devnull, "--strict-markers", "--noconftest"]
     options += ["--maxfail=1"] * stop_at_first
     with _quiet_process():

@@ -27,10 +27,12 @@ from core_conformance.report.document import Report
 from core_conformance.report.facts import gather_facts
 from core_conformance.waivers import Waiver, apply_waivers
 
-__all__ = ["CHECK_TIMEOUT_S", "run_supervised"]
+__all__ = ["CHECK_TIMEOUT_S", "STAGE_TIMEOUT_S", "run_supervised"]
 
 CHECK_TIMEOUT_S = 600.0
 """Seconds that one check may take."""
+STAGE_TIMEOUT_S = 300.0
+"""Seconds that loading, probing, collecting and closing may each take."""
 _LAST_WORDS_S = 10.0
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)')
 
@@ -65,6 +67,7 @@ def run_supervised(
     progress: Callable[[Record], None] = lambda record: None,
     waivers: Sequence[Waiver] = (),
     check_timeout_s: float = CHECK_TIMEOUT_S,
+    stage_timeout_s: float = STAGE_TIMEOUT_S,
 ) -> Report:
     """Runs the checks of these levels, and the package's own cases, against an installed backend.
 
@@ -80,7 +83,8 @@ def run_supervised(
         models: The models that were asked for, for the report; empty for all.
         progress: Called with each record.
         waivers: Turn FAIL into WAIVED.
-        check_timeout_s: Seconds that one check, loading and closing may each take.
+        check_timeout_s: Seconds that one check may take.
+        stage_timeout_s: Seconds that loading, collecting and closing may each take.
 
     Raises:
         BackendNotFoundError: nothing of that name is installed.
@@ -97,7 +101,7 @@ def run_supervised(
         }
         order["trace"] = str(trace)
         said = _Progress()
-        ending = _supervise(order, said, progress, check_timeout_s)
+        ending = _supervise(order, said, progress, check_timeout_s, stage_timeout_s)
         if ending:
             _note_ending(said, ending + _place(trace), levels, progress)
     assert said.target is not None
@@ -117,7 +121,9 @@ def run_supervised(
     return Report(facts, apply_waivers(records, waivers, facts.backend, facts.device.arch), said.problems or [])
 
 
-def _supervise(order: dict[str, Any], said: _Progress, progress: Callable[[Record], None], limit: float) -> str:
+def _supervise(
+    order: dict[str, Any], said: _Progress, progress: Callable[[Record], None], check_s: float, stage_s: float
+) -> str:
     """Follows the worker to its end; returns what cut it short, empty where nothing did."""
     source, sink = os.pipe()
     # -P: a folder named `core` where the user stands must not take the place of the installed package.
@@ -128,6 +134,7 @@ def _supervise(order: dict[str, Any], said: _Progress, progress: Callable[[Recor
     threading.Thread(target=_read, args=(source, lines), daemon=True).start()
     try:
         while said.problems is None:
+            limit = check_s if said.check_id else stage_s
             try:
                 line = lines.get(timeout=limit)
             except queue.Empty:
@@ -172,7 +179,7 @@ def _add(record: Record, said: _Progress, progress: Callable[[Record], None]) ->
 def _note_ending(said: _Progress, ending: str, levels: Sequence[str], progress: Callable[[Record], None]) -> None:
     """A FAIL for the check that ended the run, and NOT_RUN for those behind it."""
     if said.target is None:
-        raise BackendUnavailableError(f"{said.stage}: it {ending}; check its driver and SDK, or raise --check-timeout")
+        raise BackendUnavailableError(f"{said.stage}: it {ending}; check its driver and SDK")
     mode = Mode.SIMULATED if said.target["device"]["simulated"] else Mode.VALIDATED
     at = said.check_id or said.stage
     if said.check_id:
