@@ -268,8 +268,10 @@ def _best(listings: Sequence[BackendListing]) -> BackendListing:
 
 def _require_usable(listing: BackendListing) -> None:
     if listing.error is not None:
+        # What was found out of an announced backend (another contract, a name that is taken) says itself what to do.
+        remedy = "" if listing.info else "; reinstall or upgrade it"
         raise BackendUnavailableError(
-            f"backend {listing.name!r} ({listing.package}) cannot be used: {listing.error}; reinstall or upgrade it"
+            f"backend {listing.name!r} ({listing.package}) cannot be used: {listing.error}{remedy}"
         )
 
 

@@ -93,7 +93,8 @@ class BackendInfo:
         if major != CONTRACT_VERSION[0]:
             return (
                 f"backend {self.name!r} speaks contract {major}.{built_minor}, this core {have}; "
-                f"install a release of the backend for contract {CONTRACT_VERSION[0]}.x"
+                f"install a release of the backend for contract {CONTRACT_VERSION[0]}.x, or of core-inference for "
+                f"{major}.x"
             )
         if min_minor > CONTRACT_VERSION[1]:
             return (

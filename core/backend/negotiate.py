@@ -103,10 +103,19 @@ def check_api(info: BackendInfo) -> None:
 
 
 def judge(backend: Backend, info: BackendInfo, op: OpSpec, device: DeviceInfo) -> Verdict:
-    """The plugin's verdict, or NO without a call where `op` uses what came after the plugin's minor."""
-    newer = newer_fields(op, info.api[2])
+    """The plugin's verdict, for what its minor of the contract has.
+
+    It is not called for what came later: an operation is composed then, and one with a later field that is not at its
+    default is NO.
+    """
+    major, _, built = info.api
+    if op.minor > built:
+        return Verdict.composite(f"built for contract {major}.{built}, which has no {op.name}")
+    newer = newer_fields(op, built)
     if newer:
-        return Verdict.no(f"built for contract 1.{info.api[2]}, which does not know {', '.join(newer)}")
+        return Verdict.no(
+            f"built for contract {major}.{built}, whose {op.name} knows no {', '.join(newer)}: upgrade its package"
+        )
     verdict = backend.supports(op, device)
     if verdict.kind is Kind.NATIVE and verdict.determinism < op.determinism:
         return Verdict.composite(f"its kernel is {verdict.determinism.name}, {op.determinism.name} was asked for")

@@ -10,8 +10,11 @@ import typer
 from core.errors import CoreError
 from core_conformance.commands.list import list_
 from core_conformance.commands.matrix import matrix
+from core_conformance.commands.merge import merge
 from core_conformance.commands.next import next_
+from core_conformance.commands.report import report
 from core_conformance.commands.run import run
+from core_conformance.commands.verify import verify
 
 __all__ = ["app", "main"]
 
@@ -29,7 +32,10 @@ app = typer.Typer(
 app.command("run")(run)
 app.command("list")(list_)
 app.command("next")(next_)
+app.command("report")(report)
+app.command("verify")(verify)
 app.command("matrix")(matrix)
+app.command("merge")(merge)
 
 
 def main(args: Sequence[str]) -> None:

@@ -7,15 +7,17 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from core.backend import Backend
 from core.backend.ops import OPERATIONS, OpSpec
 from core.spec import CONTRACT_VERSION
 
-__all__ = ["conformance_ids", "render"]
+__all__ = ["ContractSize", "conformance_ids", "contract_size", "render"]
 
 _MUST = ("probe", "open", "supports", "bind")
+"""In the order in which they are read; `contract_size` counts what the class itself demands."""
 _HEAD = """# The interface of a backend
 
 Contract {version}. Made from the docstrings of `core.backend` by
@@ -27,11 +29,61 @@ A test checks that it is current. [writing-a-backend.md](writing-a-backend.md) i
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class ContractSize:
+    """How much there is in the contract.
+
+    Args:
+        required: Methods that a vendor must write.
+        defaulted: Methods with a default.
+        num_operations: Operations.
+        num_parameters: Static parameters of all operations, those that every one has counted once.
+        num_record_fields: Run-time fields of all operations' records.
+        num_optional: Those of them that belong to a feature.
+    """
+
+    required: frozenset[str]
+    defaulted: frozenset[str]
+    num_operations: int
+    num_parameters: int
+    num_record_fields: int
+    num_optional: int
+
+    @property
+    def num_methods(self) -> int:
+        """Required and defaulted ones."""
+        return len(self.required) + len(self.defaulted)
+
+    def __str__(self) -> str:
+        return (
+            f"{len(self.required)} required methods, {len(self.defaulted)} with a default; "
+            f"{self.num_operations} operations with {self.num_parameters} static parameters and "
+            f"{self.num_record_fields} run-time fields, of which {self.num_optional} belong to features"
+        )
+
+
+def contract_size() -> ContractSize:
+    """The size of the contract that this core speaks."""
+    required = frozenset(Backend.__abstractmethods__)
+    shared = {field.name for field in dataclasses.fields(OpSpec)}
+    own = [field for op in OPERATIONS.values() for field in dataclasses.fields(op) if field.name not in shared]
+    record = [field for op in OPERATIONS.values() for field in dataclasses.fields(op.args)]
+    return ContractSize(
+        required=required,
+        defaulted=frozenset(_methods()) - required,
+        num_operations=len(OPERATIONS),
+        num_parameters=len(shared) + len(own),
+        num_record_fields=len(record),
+        num_optional=sum("feature" in field.metadata for field in record),
+    )
+
+
 def render() -> str:
     """The whole document, ending in a newline."""
     version = ".".join(map(str, CONTRACT_VERSION))
     lines = [_HEAD.format(version=version), "## Methods", ""]
     lines += ["A backend must write " + ", ".join(f"`{name}`" for name in _MUST) + "; the others have defaults.", ""]
+    lines += [f"Its size: {contract_size()}.", ""]
     for name in _methods():
         lines += list(_method(name))
     lines += ["## Operations", "", _shared_fields(), ""]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from core.backend import canonical_layout
 from core.backend import ops as o
-from core.backend.ops import OPERATIONS, OpSpec
+from core.backend.ops import OPERATIONS, OpSpec, newer_fields
 from core.backend.schemes import SCHEMES
 from core.spec import CacheKind, DType, KVCacheSpec
 
@@ -60,8 +60,16 @@ SAMPLES: dict[str, OpSpec] = {
 assert set(SAMPLES) == set(OPERATIONS), set(SAMPLES) ^ set(OPERATIONS)
 
 
-def variations() -> Iterator[OpSpec]:
-    """Every sample in every dtype, with every feature of its record, and special forms of linear and attention."""
+def variations(built_minor: int) -> Iterator[OpSpec]:
+    """Every sample in every dtype, with every feature of its record, and special forms of linear and attention.
+
+    Args:
+        built_minor: Minor that the plugin was built for: nothing of a later one, about which no plugin is asked.
+    """
+    yield from (op for op in _variations() if op.minor <= built_minor and not newer_fields(op, built_minor))
+
+
+def _variations() -> Iterator[OpSpec]:
     for op in SAMPLES.values():
         features = {f.metadata["feature"] for f in dataclasses.fields(op.args) if "feature" in f.metadata}
         for dtype in _DTYPES:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from core.errors import ConfigError
+from core_conformance.must_pass_lists import must_pass
 from core_conformance.records import level_of
 
-__all__ = ["ALWAYS", "WITNESS", "Shard", "parse_shard", "scope_of"]
+__all__ = ["ALWAYS", "WITNESS", "Part", "Shard", "choose", "parse_shard", "scope_of"]
 
 ALWAYS = "L0"
 """The level that every shard runs whole: its outcomes say that the shards had the same backend under test."""
@@ -53,6 +54,44 @@ def parse_shard(text: str) -> Shard:
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise ConfigError(f"--shard is {text!r}; write INDEX/COUNT with an index from 1 to COUNT, such as 2/3")
     return Shard(int(match[1]), int(match[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What a part of a run leaves out.
+
+    Args:
+        skip: Ids that it does not run.
+        others: Those of them that belong to another model's key, and not into its report.
+    """
+
+    skip: frozenset[str]
+    others: frozenset[str]
+
+
+def choose(backend: str, levels: Sequence[str], *, shard: str, models: Sequence[str]) -> Part:
+    """The part of a run that a shard and models make, with the cases of the backend's own package.
+
+    Args:
+        backend: NAME or NAME:INDEX.
+        levels: Levels of the run.
+        shard: "2/3"; empty for everything.
+        models: Names of the suite's models; empty for all.
+
+    Raises:
+        ConfigError: shard or model is none.
+    """
+    from core.plugins import list_conformance_cases
+    from core_conformance.matrix import read_tables
+
+    in_scope = scope_of(models, [row.name for row in read_tables().models])
+    listed = must_pass(levels)
+    others = frozenset(check_id for check_id in listed if not in_scope(check_id))
+    if not shard:
+        return Part(skip=others, others=others)
+    ids = [*listed, *(case.id for case in list_conformance_cases(backend.partition(":")[0]))]
+    mine = parse_shard(shard).ids(check_id for check_id in ids if check_id not in others)
+    return Part(skip=frozenset(ids) - mine, others=others)
 
 
 def scope_of(models: Iterable[str], known: Iterable[str]) -> Callable[[str], bool]:

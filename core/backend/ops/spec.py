@@ -70,6 +70,8 @@ class OpSpec:
 
     name: ClassVar[str]
     args: ClassVar[type[Args]]
+    minor: ClassVar[int] = 0
+    """Minor of the contract with which the operation came; an older plugin is never asked for it."""
 
     dtype: DType
     features: frozenset[str] = frozenset()

@@ -245,7 +245,20 @@ def test_what_came_later_is_no_without_a_call() -> None:
     ):
         verdict = judge(backend, INFO, op, DEVICE)
         assert verdict.kind is Kind.NO and ("tilt" in verdict.reason or "extra" in verdict.reason)
+        assert "contract 1.0" in verdict.reason and "upgrade" in verdict.reason
     assert backend.asked == []
+
+
+def test_an_operation_that_came_later_is_composed_without_a_call() -> None:
+    class LaterOp(FutureOp):
+        minor = 1
+
+    backend = Vendor(future=Verdict.native())
+    verdict = judge(backend, INFO, LaterOp(dtype=DType.FLOAT32), DEVICE)
+    assert verdict.kind is Kind.COMPOSITE and "contract 1.0" in verdict.reason
+    assert backend.asked == []
+    newer = dataclasses.replace(INFO, api=(1, 0, 1))
+    assert judge(backend, newer, LaterOp(dtype=DType.FLOAT32), DEVICE).kind is Kind.NATIVE
 
 
 def test_defaults_of_later_fields_are_asked_as_ever() -> None:

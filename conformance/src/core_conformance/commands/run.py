@@ -24,6 +24,12 @@ def run(
         typer.Option("--certify", help="Write a certificate to this file; only for a whole run of unchanged packages."),
     ] = None,
     k: Annotated[str, typer.Option("-k", help="Run only ids that hold this text, or match it where it has a *.")] = "",
+    shard: Annotated[
+        str, typer.Option("--shard", metavar="INDEX/COUNT", help="Run one of several parts: all of L0 and its share.")
+    ] = "",
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="From L2 on, run only this model of the suite; repeatable.")
+    ] = None,
     waivers: Annotated[Path | None, typer.Option("--waivers", help="TOML file of waivers.")] = None,
     check_timeout: Annotated[
         float, typer.Option("--check-timeout", min=1, help="Seconds that one check may take before it ends the run.")
@@ -46,20 +52,28 @@ def run(
     from core.errors import ConfigError
     from core_conformance.report.certificate import refuse_before_run, write_certificate
     from core_conformance.report.files import write_report_files
+    from core_conformance.sharding import choose
     from core_conformance.supervise import run_supervised
 
+    part = choose(backend, levels, shard=shard, models=model or ())
     if certify is not None:
         if report_dir is None:
             raise ConfigError("--certify needs --report-dir: a certificate is about a report; add --report-dir DIR")
+        if shard or model:
+            raise ConfigError("--certify needs the whole suite; leave --shard and --model out")
         refuse_before_run(selection=k)
     report = run_supervised(
         backend,
         levels,
         selection=k,
+        skip=part.skip,
+        shard=shard,
+        models=model or (),
         progress=_show if verbose else lambda record: None,
         waivers=read_waivers(waivers) if waivers else (),
         check_timeout_s=check_timeout,
     )
+    report.records = [record for record in report.records if record.id not in part.others]
     written = b"" if report_dir is None else write_report_files(report, report_dir)
     typer.echo(report.summary())
     if certify is not None:

@@ -56,7 +56,7 @@ class Job:
         words += [] if self.dtype == "suite" else ["--dtype", self.dtype]
         words += [] if self.quantization == "none" else ["--quantization", self.quantization]
         words += [] if self.parallelism == "tp1" else ["--parallelism", self.parallelism]
-        return words + ([] if self.runner.shards == 1 else ["--shard", f"{shard}/{self.runner.shards}"])
+        return [*words, "--shard", f"{shard}/{self.runner.shards}"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -146,7 +146,7 @@ def test_torch_defaults_are_left_alone(target: Target) -> None:
 def test_supports_is_pure_and_needs_no_device(target: Target) -> None:
     """For every operation in many forms: a Verdict, before open as after it, twice the same."""
     closed, opened = target.make(), target.backend
-    for op in variations():
+    for op in variations(target.info.api[2]):
         verdict = closed.supports(op, target.device)
         assert isinstance(verdict, Verdict), f"supports({op.describe()}) gave {verdict!r}, expected a Verdict"
         assert verdict == closed.supports(op, target.device), f"supports({op.describe()}) changes from call to call"
@@ -161,7 +161,7 @@ def test_supports_is_pure_and_needs_no_device(target: Target) -> None:
 def test_what_is_not_native_is_refused_by_bind(subject: Subject) -> None:
     """bind raises UnsupportedError for every form that supports does not call NATIVE."""
     target = subject.target
-    for op in variations():
+    for op in variations(target.info.api[2]):
         if subject.backend.supports(op, target.device).kind != "NATIVE":
             subject.must_refuse(op)
 
