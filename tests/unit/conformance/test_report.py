@@ -72,10 +72,10 @@ def test_a_file_that_is_not_json_or_not_there_is_refused_with_what_to_give(tmp_p
     ("levels", "change", "reached"),
     [
         (("L0", "L1", "L2"), {}, "L2"),
-        (("L0", "L1", "L2"), {"L1/operations": {"outcome": Outcome.FAIL}}, "L0"),
+        (("L0", "L1", "L2"), {"L1/rms_norm/small-fp16": {"outcome": Outcome.FAIL}}, "L0"),
         (("L0", "L1"), {"L0/probe-cheap": {"outcome": Outcome.NOT_RUN}}, ""),
         (("L1", "L2"), {}, ""),
-        (("L0", "L1"), {"L1/operations": {"outcome": Outcome.UNSUPPORTED}}, "L1"),
+        (("L0", "L1"), {"L1/rms_norm/small-fp16": {"outcome": Outcome.UNSUPPORTED}}, "L1"),
     ],
 )
 def test_the_level_is_the_highest_with_all_below_it_complete(
@@ -138,7 +138,7 @@ def test_a_pair_without_a_complete_level_is_failed_and_a_refused_model_unsupport
 
 
 def test_markdown_names_levels_failures_versions_and_standing(make_report: Any) -> None:
-    change = {"L1/operations": {"outcome": Outcome.FAIL, "reason": "a | b\nc"}}
+    change = {"L1/rms_norm/small-fp16": {"outcome": Outcome.FAIL, "reason": "a | b\nc"}}
     report = make_report("L0", "L1", change=change)
     text = summary_markdown(report)
     for part in ("# acme: L0 VALIDATED", "**not complete**", "a \\| b c", "Acme One", "self-reported", "contract 1."):
@@ -171,14 +171,14 @@ def _pair(make_report: Any) -> tuple[Report, Report]:
         change={
             "L0/memory": {"outcome": Outcome.FAIL},
             "L0/copy-blocks": {"outcome": Outcome.NOT_RUN},
-            "L1/operations": {"ratio": 0.5},
+            "L1/rms_norm/small-fp16": {"ratio": 0.5},
         },
     )
     new = make_report(
         "L0",
         "L1",
         change={
-            "L1/operations": {"ratio": 0.9},
+            "L1/rms_norm/small-fp16": {"ratio": 0.9},
             "L1/rms_norm/small-bf16": {"ratio": 0.2},
             "L1/rms_norm/small-fp32": {"ratio": 0.505},
             "L1/sample/greedy": {"outcome": Outcome.FAIL, "ratio": 3.0, "reason": "token 4"},
@@ -192,13 +192,18 @@ def test_the_trend_tells_what_moved_broke_mended_came_and_went(make_report: Any)
     trend = compare_reports(*_pair(make_report))
     assert [(m.id, m.before, m.after) for m in trend.nearer] == [
         ("L1/sample/greedy", 0.5, 3.0),
-        ("L1/operations", 0.5, 0.9),
+        ("L1/rms_norm/small-fp16", 0.5, 0.9),
     ]
     assert [m.id for m in trend.farther] == ["L1/rms_norm/small-bf16"], "a hundredth of the bound is noise"
     assert [r.id for r in trend.failures] == ["L1/sample/greedy"] and trend.mended == ("L0/memory",)
     assert trend.came == ("L0/copy-blocks",) and trend.went == ("L0/probe-cheap",)
     text = matrix_markdown(build_matrix([trend.new]), [trend])
-    for part in ("New failures: 1", "Nearer to their bound: 2", "| `L1/operations` | 0.500 | 0.900 |", "Went: 1"):
+    for part in (
+        "New failures: 1",
+        "Nearer to their bound: 2",
+        "| `L1/rms_norm/small-fp16` | 0.500 | 0.900 |",
+        "Went: 1",
+    ):
         assert part in text, part
 
 
