@@ -13,6 +13,7 @@ import pytest
 from core.spec import BackendInfo, DeviceInfo
 from core_conformance.must_pass_lists import must_pass
 from core_conformance.records import Mode, Outcome, Record
+from core_conformance.report import facts as facts_module
 from core_conformance.report.document import Report
 from core_conformance.report.facts import gather_facts
 from core_conformance.report.provenance import Package
@@ -48,6 +49,7 @@ def make_report() -> MakeReport:
         levels = levels or ("L0", "L1", "L2", "L3")
         simulated = mode is Mode.SIMULATED
         info = DeviceInfo(index=0, arch=device, memory_bytes=2**30, sdk="sdk 3", name="Acme One", simulated=simulated)
+        facts_module._inspect.cache_clear()  # packages as they are now, as verify will see them
         made = gather_facts(INFO, info, package="core-inference", levels=levels)
         made = dataclasses.replace(
             made,
