@@ -13,9 +13,6 @@ from core.backend.reference import COMPOSITES
 from core.spec import DeviceInfo
 from core_conformance import Outcome, Record, Target, run_suite
 from core_conformance.bare import INFO, BareBackend
-from core_conformance.must_pass_lists import LEVELS, must_pass
-from core_conformance.mutants import HONEST, MUTANTS
-from core_conformance.mutants.__main__ import main, run_mutant
 from core_conformance.mutants.backend import mutant_target
 
 
@@ -82,39 +79,3 @@ def test_false_declarations_fail(backend: type[BareBackend], check_id: str, text
 def test_a_declined_feature_is_unsupported_where_it_may_be() -> None:
     record = one(Target(info=INFO, make=Refuses), "L1/attention/softcap-fp32")
     assert record.outcome is Outcome.UNSUPPORTED and "it has no attention" in record.reason
-
-
-def test_each_mutant_names_checks_that_exist_and_its_level() -> None:
-    known = must_pass(LEVELS)
-    for mutant in (*MUTANTS, *HONEST):
-        assert mutant.first.startswith(f"{mutant.level}/")
-        assert any(check_id.startswith(mutant.first) for check_id in known), mutant.first
-    assert len({mutant.name for mutant in (*MUTANTS, *HONEST)}) == len(MUTANTS) + len(HONEST)
-    assert len(MUTANTS) >= 14 and len(HONEST) >= 3
-
-
-@pytest.mark.parametrize("name", ["rope off by one", "-1 slot written to slot 0", "abort leaks a block"])
-def test_some_mutants_are_killed(name: str) -> None:
-    """All of them: `python -m core_conformance.mutants`."""
-    [mutant] = [mutant for mutant in MUTANTS if mutant.name == name]
-    report = run_mutant(mutant)
-    assert not report.ok and report.failures[0].id.startswith(mutant.first)
-
-
-def test_the_command_fails_where_a_mutant_survives(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from core_conformance.mutants import __main__ as command
-    from core_conformance.mutants.catalogue import Mutant
-
-    harmless = Mutant(name="no bug at all", level="L1", first="L1/operations", makers={})
-    monkeypatch.setattr(command, "MUTANTS", (harmless,))
-    monkeypatch.setattr(
-        command,
-        "run_mutant",
-        lambda mutant, honest: run_suite(
-            mutant_target({}), ["L1"], select=lambda check_id: check_id.startswith("L1/operations")
-        ),
-    )
-    assert main(["no bug"]) == 1
-    assert "SURVIVED" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from core_conformance.mutants.catalogue import HONEST, MUTANTS, Mutant
+from core_conformance.mutants.catalogue import HONEST, MUTANTS
+from core_conformance.mutants.variant import Honest, Mutant
 
-__all__ = ["HONEST", "MUTANTS", "Mutant"]
+__all__ = ["HONEST", "MUTANTS", "Honest", "Mutant"]

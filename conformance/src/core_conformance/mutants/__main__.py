@@ -1,58 +1,99 @@
-"""`python -m core_conformance.mutants [NAME ...]`: the kill matrix; exit code 1 where a mutant survives."""
+"""`python -m core_conformance.mutants [WORD ...]`; exit code 1 where a mutant survives or an honest variant fails.
+
+--quick         stop each mutant at its first failure
+--jobs N        processes (2)
+--matrix FILE   run everything and write the kill matrix there
+"""
 
 from __future__ import annotations
 
+import argparse
+import multiprocessing
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from pathlib import Path
 
-from core_conformance.mutants.backend import mutant_target
-from core_conformance.mutants.catalogue import HONEST, MUTANTS, Mutant
-from core_conformance.run import Report, run_suite
+from core_conformance.must_pass_lists import LEVELS, must_pass
+from core_conformance.mutants.catalogue import HONEST, MUTANTS
+from core_conformance.mutants.kill_matrix import render
+from core_conformance.mutants.proof import Proof, Uses, operations_of_ids, prove, prove_honest
 
-__all__ = ["main", "run_mutant"]
-
-
-def run_mutant(mutant: Mutant, *, honest: bool = False) -> Report:
-    """Runs its level against it: to the first failure for a mutant, all ids of its operation for an honest variant.
-
-    What an honest variant does not do itself is the reference, which the ids of other operations say nothing new of.
-    """
-    target = mutant_target(mutant.makers)
-
-    def foremost(check_id: str) -> bool:
-        return check_id.startswith(mutant.first)
-
-    with mutant.bug():
-        if honest:
-            return run_suite(target, [mutant.level], select=foremost)
-        return run_suite(target, [mutant.level], stop_at_first=True, order=lambda check_id: not foremost(check_id))
+__all__ = ["main"]
 
 
-def main(names: Sequence[str]) -> int:
-    """Runs every mutant and honest variant whose name holds one of the words; 1 where one of them has the wrong end."""
-    wrong = 0
-    for honest, mutants in ((False, MUTANTS), (True, HONEST)):
-        for mutant in mutants:
-            if names and not any(name in mutant.name for name in names):
-                continue
-            begin = time.monotonic()
-            report = run_mutant(mutant, honest=honest)
-            wrong += report.ok is not honest
-            _show(mutant, report, honest, time.monotonic() - begin)
-    sys.stdout.write(f"{wrong} of {len(MUTANTS)} mutants and {len(HONEST)} honest variants ended wrongly\n")
+def main(arguments: Sequence[str]) -> int:
+    """Runs every variant whose name holds one of the words; 1 where one of them has the wrong end."""
+    asked = _parser().parse_args(arguments)
+    words = [] if asked.matrix else asked.words
+    names = [v.name for v in (*MUTANTS, *HONEST) if not words or any(word in v.name for word in words)]
+    if not names:
+        sys.stdout.write(f"no mutant and no honest variant is called {' or '.join(words)}; without words all are run\n")
+        return 2
+    proofs = []
+    for proof in _run(names, asked.jobs, asked.quick):
+        proofs.append(proof)
+        sys.stdout.write(proof.line() + "\n")
+        sys.stdout.flush()
+    wrong = [proof.name for proof in proofs if not proof.holds]
+    sys.stdout.write(f"{len(wrong)} of {len(proofs)} ended wrongly{': ' if wrong else ''}{', '.join(wrong)}\n")
+    if asked.matrix:
+        order = {name: place for place, name in enumerate(names)}
+        told = sorted((proof for proof in proofs if proof.name in order), key=lambda proof: order[proof.name])
+        Path(asked.matrix).write_text(render(told, must_pass(LEVELS)), encoding="utf-8")
     return int(bool(wrong))
 
 
-def _show(mutant: Mutant, report: Report, honest: bool, seconds: float) -> None:
-    if honest:
-        verdict = "passed" if report.ok else "REJECTED"
-    else:
-        verdict = "SURVIVED" if report.ok else "killed"
-    first = report.failures[0] if report.failures else None
-    by = "" if first is None else f" by {first.id}: {first.reason[:160]}"
-    sys.stdout.write(f"{verdict:<9} {mutant.level} {mutant.name:<40} {seconds:5.1f} s{by}\n")
-    sys.stdout.flush()
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m core_conformance.mutants", description="The suite's own proof.")
+    parser.add_argument("words", nargs="*", help="run the mutants and honest variants whose name holds one of these")
+    parser.add_argument("--quick", action="store_true", help="stop each mutant at its first failure")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--matrix", metavar="FILE", help="run everything, and write the kill matrix there")
+    return parser
+
+
+def _run(names: Sequence[str], jobs: int, quick: bool) -> Iterator[Proof]:
+    """Proofs as they are made. What must know which checks bind which operations comes when that is known."""
+    late = [] if quick else [name for name in names if _needs_uses(name)]
+    early = [name for name in names if name not in late]
+    if jobs > 1:
+        yield from _run_apart(early, late, jobs, quick)
+        return
+    yield from (_prove(name, None, quick) for name in early)
+    if late:
+        reference, uses = operations_of_ids()
+        yield reference
+        yield from (_prove(name, uses, quick) for name in late)
+
+
+def _run_apart(early: Sequence[str], late: Sequence[str], jobs: int, quick: bool) -> Iterator[Proof]:
+    spawned = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=spawned) as pool:
+        known = pool.submit(operations_of_ids) if late else None
+        running: list[Future[Proof]] = [pool.submit(_prove, name, None, quick) for name in early]
+        if known is not None:
+            reference, uses = known.result()
+            yield reference
+            running += [pool.submit(_prove, name, uses, quick) for name in late]
+        for done in as_completed(running):
+            yield done.result()
+
+
+def _needs_uses(name: str) -> bool:
+    """Whether only some ids of L1 can see the variant."""
+    mutant = next((mutant for mutant in MUTANTS if mutant.name == name), None)
+    if mutant is not None:
+        return mutant.level == "L1" and bool(mutant.makers)
+    honest = next(honest for honest in HONEST if honest.name == name)
+    return bool(honest.makers)
+
+
+def _prove(name: str, uses: Uses | None, quick: bool) -> Proof:
+    mutant = next((mutant for mutant in MUTANTS if mutant.name == name), None)
+    if mutant is not None:
+        return prove(mutant, uses, whole=not quick)
+    return prove_honest(next(honest for honest in HONEST if honest.name == name), uses)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""The reference backend with some operations replaced by kernels of a mutant."""
+"""The reference backend with some operations done by kernels of a variant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from core.backend import UnsupportedError, Verdict
-from core.backend.ops import OpSpec
+from core.backend.ops import Determinism, OpSpec
 from core.spec import DeviceInfo
 from core_conformance.bare import INFO, BareBackend
 from core_conformance.target import Target
@@ -22,15 +22,20 @@ class MutantBackend(BareBackend):
 
     Args:
         makers: Operation name to its maker.
+        determinism: Class that they declare.
     """
 
-    def __init__(self, makers: Mapping[str, Maker] | None = None) -> None:
-        self._makers = dict(makers or {})
+    makers: ClassVar[Mapping[str, Maker]] = {}
+    """Of subclasses, which are made without arguments."""
+
+    def __init__(self, makers: Mapping[str, Maker] | None = None, determinism: Determinism = Determinism.D1) -> None:
+        self._makers = dict(self.makers if makers is None else makers)
+        self._determinism = determinism
 
     def supports(self, op: OpSpec, device: DeviceInfo) -> Verdict:
         if op.name not in self._makers or "no_such_feature" in op.features:
             return Verdict.composite("it has no kernels")
-        return Verdict.native()
+        return Verdict.native(determinism=self._determinism)
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         if self.supports(op, self.probe()[0]).kind != "NATIVE":

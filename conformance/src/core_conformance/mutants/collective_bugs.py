@@ -1,0 +1,132 @@
+"""Collectives with one bug each, of one rank and of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from core.backend import CommLimits, Communicator
+from core.backend.comm import SingleRank, TorchCommunicator
+from core_conformance.bare import BareBackend
+from core_conformance.mutants.variant import Mutant
+
+__all__ = ["MUTANTS"]
+
+
+class _CountsItselfTwice(SingleRank):
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        return x.mul_(2)
+
+
+class _Averages(TorchCommunicator):
+    def all_reduce_(self, x: Tensor) -> Tensor:
+        return super().all_reduce_(x).div_(self.world)
+
+
+class _OwnRowsFirst(TorchCommunicator):
+    """Gathers with this rank's rows in front."""
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        return super().all_gather(x).roll(-self.rank * x.shape[0], dims=0)
+
+
+class _SharesReversed(TorchCommunicator):
+    """The sum's rows go to the ranks from the last to the first."""
+
+    def reduce_scatter(self, x: Tensor) -> Tensor:
+        count = x.shape[0] // self.world
+        return super().reduce_scatter(torch.cat(list(reversed(x.split(count)))))
+
+
+class _EvenExchange(TorchCommunicator):
+    """Received rows are put down as if every rank had sent the same number."""
+
+    def all_to_all_v(self, x: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
+        out = super().all_to_all_v(x, send_counts, recv_counts)
+        return out.roll(recv_counts[0] - len(out) // self.world, dims=0)
+
+
+class _RootOfTheWorldsEnd(TorchCommunicator):
+    """Broadcasts from the other end of the list."""
+
+    def broadcast(self, x: Tensor, root: int) -> Tensor:
+        return super().broadcast(x, self.world - 1 - root)
+
+
+class _ReceivesIntoACopy(TorchCommunicator):
+    def recv(self, x: Tensor, source: int) -> Tensor:
+        super().recv(x.clone(), source)
+        return x
+
+
+class _With(BareBackend):
+    """The reference with other communicators."""
+
+    single: type[SingleRank] = SingleRank
+    several: type[TorchCommunicator] = TorchCommunicator
+
+    def comm(self, ranks: Sequence[int], tag: str, limits: CommLimits) -> Communicator:
+        made = super().comm(ranks, tag, limits)
+        if isinstance(made, TorchCommunicator):
+            made.__class__ = self.several
+            return made
+        return self.single()
+
+
+class DoublesAlone(_With):
+    """See `_CountsItselfTwice`."""
+
+    single = _CountsItselfTwice
+
+
+class Averages(_With):
+    """See `_Averages`."""
+
+    several = _Averages
+
+
+class OwnRowsFirst(_With):
+    """See `_OwnRowsFirst`."""
+
+    several = _OwnRowsFirst
+
+
+class SharesReversed(_With):
+    """See `_SharesReversed`."""
+
+    several = _SharesReversed
+
+
+class EvenExchange(_With):
+    """See `_EvenExchange`."""
+
+    several = _EvenExchange
+
+
+class OtherRoot(_With):
+    """See `_RootOfTheWorldsEnd`."""
+
+    several = _RootOfTheWorldsEnd
+
+
+class ReceivesIntoACopy(_With):
+    """See `_ReceivesIntoACopy`."""
+
+    several = _ReceivesIntoACopy
+
+
+def _mutant(name: str, backend: type[_With], first: str = "two-ranks") -> Mutant:
+    return Mutant(name=name, level="L1", first=f"L1/collectives/{first}", backend=backend, also=("L1/collectives",))
+
+
+MUTANTS: tuple[Mutant, ...] = (
+    _mutant("a world of one counts twice", DoublesAlone, "single"),
+    _mutant("sum divided by the world", Averages),
+    _mutant("own rows gathered first", OwnRowsFirst),
+    _mutant("shares of a sum reversed", SharesReversed),
+    _mutant("uneven exchange taken as even", EvenExchange),
+    _mutant("broadcast from another rank", OtherRoot),
+    _mutant("message received into a copy", ReceivesIntoACopy),
+)
