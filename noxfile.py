@@ -24,6 +24,7 @@ TEST_TOOLS = (
     "openai",
     "sentencepiece",
     "accelerate",
+    "check-jsonschema",
 )
 LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML", "types-jsonschema")
 ENVIRONMENT = ROOT / ".nox" / "dev"
@@ -95,9 +96,9 @@ def null(session: nox.Session) -> None:
 
 @chore
 def conformance(session: nox.Session) -> None:
-    """The conformance suite, L0 to L3, for cpu and sim."""
+    """The conformance suite, L0 to L3, for cpu and sim, and for the reference: four methods and the core's defaults."""
     _install(session, ALL, *TEST_TOOLS)
-    for backend in session.posargs or ["cpu", "sim"]:
+    for backend in session.posargs or ["cpu", "sim", "reference"]:
         _run(session, "core", "conformance", "run", "--backend", backend, "--level", "L3")
 
 
