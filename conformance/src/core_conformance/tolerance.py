@@ -29,6 +29,7 @@ __all__ = [
     "attention_floor",
     "pointwise_bound",
     "probe_bound",
+    "recurrence_bound",
     "reduction_bound",
     "unit_roundoff",
 ]
@@ -100,3 +101,18 @@ def probe_bound(ref: Tensor, dtype: torch.dtype) -> Tensor:
 def attention_floor(logit_magnitude: float, value_magnitude: float, head_dim: int) -> float:
     """What rounding of logits in float32 alone may do: error of the exponent times the largest value."""
     return 4 * U_ACC * (math.sqrt(head_dim) * logit_magnitude + 4) * value_magnitude
+
+
+def recurrence_bound(ref: Tensor, plain: Tensor, length: int, dtype: torch.dtype) -> Tensor:
+    """For recurrent layers: one rounding to `dtype`, and twice what float32 costs token by token, or in any other order.
+
+    Args:
+        ref: Exact result, float64.
+        plain: The same in float32, token by token.
+        length: Terms that went into an element: tokens times the width of the state.
+        dtype: Of the result under test.
+    """
+    largest = float(ref.abs().max()) if ref.numel() else 0.0
+    measured = float((plain.double() - ref).abs().max()) if ref.numel() else 0.0
+    floor = 4 * math.sqrt(max(length, 1)) * U_ACC * max(largest, 1.0)
+    return (1 + 2.0**-10) * unit_roundoff(dtype) * ref.abs() + COMPOSITE_RATIO * measured + floor

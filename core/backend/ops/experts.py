@@ -46,7 +46,8 @@ class RouteOp(OpSpec):
     of those. Weights are the unbiased scores, divided by their sum where `renormalize`, times `scaling`.
 
     Returns:
-        (weights [T, top_k], float32; expert ids [T, top_k], int32), in falling order of choice score.
+        (weights [T, top_k], float32; expert ids [T, top_k], int32), in falling order of choice score (ties, of groups
+        too: lower id first).
     """
 
     name: ClassVar[str] = "route"

@@ -22,7 +22,7 @@ from core.backend import (
     UnsupportedError,
     Verdict,
 )
-from core.backend.ops import AttentionOp, LinearOp, OpSpec, check_args
+from core.backend.ops import AttentionOp, ExportBlocksOp, ImportBlocksOp, KvWriteOp, LinearOp, OpSpec, check_args
 from core.spec import Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_sim.kernels import BLOCK_SIZE, KERNELS, MAX_DECODE_QUERY, SimPlan, require, sim_layout
 
@@ -83,9 +83,8 @@ class SimBackend(Backend):
         """Host lists for the attention unit, checked as its driver would."""
         part = batch.groups[group.index]
         starts, lens = list(batch.query_start_loc_host), list(part.seq_lens_host)
-        require(
-            group.layout.block_size == BLOCK_SIZE, f"blocks have {BLOCK_SIZE} tokens, not {group.layout.block_size}"
-        )
+        size = group.layout.block_size
+        require(group.layout.canonical or size == BLOCK_SIZE, f"blocks have {BLOCK_SIZE} tokens, not {size}")
         require(part.host_exact and lens == part.seq_lens.tolist(), "the chip needs exact lengths on the host")
         require(starts == batch.query_start_loc.tolist(), "host and device disagree on the query offsets")
         for request in range(batch.num_decodes):
@@ -94,7 +93,7 @@ class SimBackend(Backend):
                 length <= MAX_DECODE_QUERY, f"a decode request has {length} query tokens, at most {MAX_DECODE_QUERY}"
             )
         if into is None:
-            into = SimPlan(batch=batch, group=part, spec=group, block_size=BLOCK_SIZE)
+            into = SimPlan(batch=batch, group=part, spec=group, block_size=size)
         assert isinstance(into, SimPlan)
         into.batch, into.group = batch, part
         into.query_ends, into.kv_lens = starts[1:], lens
@@ -133,12 +132,16 @@ def _refusal(op: OpSpec) -> str:
         return "embeddings must be dense"
     if op.name == "act_mul" and getattr(op, "activation", "") != "silu":
         return "the vector unit has silu only"
-    if op.name == "kv_write" and (op.features or not getattr(op, "v_head_dim", 0)):
-        return "the cache unit stores plain keys and values"
+    if isinstance(op, KvWriteOp) and (op.features or not op.v_head_dim or op.kv_dtype not in _DTYPES):
+        return "the cache unit stores plain keys and values in bfloat16 and float32"
+    if isinstance(op, ExportBlocksOp | ImportBlocksOp) and op.layout.canonical:
+        return "the cache unit copies blocks of its own layout"
     return ""
 
 
 def _attention_refusal(op: AttentionOp) -> str:
+    if op.kv_dtype not in _DTYPES:
+        return f"the attention unit reads bfloat16 and float32, not {op.kv_dtype.value}"
     if op.features:
         return f"the attention unit has no {', '.join(sorted(op.features))}"
     if op.softcap:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from core.backend import KVLayout, Plan, Plane, torch_dtype
+from core.backend import KVLayout, Plan, Plane, canonical_layout, torch_dtype
 from core.backend.ops import (
     ActMulArgs,
     ActMulOp,
@@ -27,7 +27,7 @@ from core.backend.ops import (
     RmsNormArgs,
     RmsNormOp,
 )
-from core.spec import KVCacheSpec
+from core.spec import CacheKind, KVCacheSpec
 
 __all__ = ["BLOCK_SIZE", "KERNELS", "MAX_DECODE_QUERY", "SimFault", "SimPlan", "require", "sim_layout"]
 
@@ -61,12 +61,15 @@ class SimPlan(Plan):
 
 
 def sim_layout(spec: KVCacheSpec, block_size: int) -> KVLayout:
-    """Keys as [heads, dim, tokens], values as [heads, tokens, dim]."""
+    """Keys as [heads, dim, tokens], values as [heads, tokens, dim]; what the chip has no unit for stays canonical."""
+    if spec.kind not in (CacheKind.FULL, CacheKind.SLIDING) or not spec.v_head_dim:
+        return canonical_layout(spec, block_size)
     heads = spec.num_kv_heads
-    planes = [Plane(name="key", dtype=spec.dtype, block_shape=(heads, spec.head_dim, block_size), head_axis=0)]
-    if spec.v_head_dim:
-        shape = (heads, block_size, spec.v_head_dim)
-        planes.append(Plane(name="value", dtype=spec.dtype, block_shape=shape, head_axis=0))
+    key, value = (heads, spec.head_dim, block_size), (heads, block_size, spec.v_head_dim)
+    planes = [
+        Plane(name="key", dtype=spec.dtype, block_shape=key, head_axis=0),
+        Plane(name="value", dtype=spec.dtype, block_shape=value, head_axis=0),
+    ]
     layout_id = f"sim/{block_size}/{heads}x{spec.head_dim}+{spec.v_head_dim}/{spec.dtype}"
     return KVLayout(id=layout_id, planes=tuple(planes), block_size=block_size)
 

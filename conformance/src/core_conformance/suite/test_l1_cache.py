@@ -32,7 +32,7 @@ def _write_op(dtype: DType) -> KvWriteOp:
     return KvWriteOp(dtype=dtype, num_kv_heads=_HEADS, head_dim=_DIM, v_head_dim=_DIM, kv_dtype=dtype)
 
 
-def _batch(subject: Subject, slots: list[int]) -> Batch:
+def slots_batch(subject: Subject, slots: list[int]) -> Batch:
     """One request whose tokens go into those slots; what attention would need besides is there and unused."""
     put, count = subject.put, len(slots)
     width = -(-count // subject.block_size)
@@ -121,7 +121,7 @@ def test_views_of_a_fused_product(subject: Subject, dice: torch.Generator, varia
     views = [
         x[:, begin : begin + width].unflatten(1, (_HEADS, _DIM)) for x in (there, fused) for begin in (width, 2 * width)
     ]
-    plan = subject.backend.plan(_batch(subject, slots), _group(cache.slab, op))
+    plan = subject.backend.plan(slots_batch(subject, slots), _group(cache.slab, op))
     write(KvWriteArgs(key=views[0], value=views[1], cache=cache.slab.views(), plan=plan))
     cache.check(op, slots, views[2], views[3])
 
@@ -147,7 +147,7 @@ def test_the_coarse_write(subject: Subject, dice: torch.Generator, variant: str)
     query, key, value = (torch.randn(count, heads, _DIM, generator=dice).to(kind) for heads in (4, _HEADS, _HEADS))
     weights = [torch.randn(_DIM, generator=dice).to(kind) if op.features else None for _ in range(2)]
     positions, table = int32([(7 * i) % 64 for i in range(count)]), rope_table(64, _DIM)
-    plan = subject.backend.plan(_batch(subject, slots), _group(cache.slab, op))
+    plan = subject.backend.plan(slots_batch(subject, slots), _group(cache.slab, op))
     put = subject.put
     args = QkNormRopeWriteArgs(
         query=put(query),
@@ -216,6 +216,6 @@ def _write(subject: Subject, dice: torch.Generator, dtype: DType, slots: list[in
     key, value = (torch.randn(len(slots), _HEADS, _DIM, generator=dice).to(torch_dtype(dtype)) for _ in range(2))
     if fill is not None:
         key.fill_(fill), value.fill_(fill)
-    plan = subject.backend.plan(_batch(subject, slots), _group(cache.slab, op))
+    plan = subject.backend.plan(slots_batch(subject, slots), _group(cache.slab, op))
     write(KvWriteArgs(key=subject.put(key), value=subject.put(value), cache=cache.slab.views(), plan=plan))
     cache.check(op, slots, key, value)

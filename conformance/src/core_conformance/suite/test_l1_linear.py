@@ -121,7 +121,7 @@ def test_quantized_weights(subject: Subject, dice: torch.Generator, variant: str
         packed = subject.pack(parts, scheme, (n, k), op.dtype)
         x = torch.randn(tokens, k, generator=dice).to(torch_dtype(op.dtype))
         act = x if packed.input_format is None else quantize_rows(x, packed.input_format)
-        out = linear(LinearArgs(x=_put_act(subject, act), weight=packed))
+        out = linear(LinearArgs(x=put_act(subject, act), weight=packed))
         if scheme == "int8":
             _compare_int8(subject, op, out, x, parts)
         else:
@@ -140,7 +140,7 @@ def test_int8_products_are_exact(subject: Subject, dice: torch.Generator, varian
     parts = stored_weight("int8", n, k, dice)
     packed = subject.pack(parts, "int8", (n, k), variant)
     act = x if packed.input_format is None else quantize_rows(x, packed.input_format)
-    out = linear(LinearArgs(x=_put_act(subject, act), weight=packed))
+    out = linear(LinearArgs(x=put_act(subject, act), weight=packed))
     weight = parts["weight"].double() * parts["scale"].double()
     exact = x.double() @ weight.T
     bound = unit_roundoff(torch_dtype(variant)) * exact.abs() + 8 * U_ACC * exact.abs()
@@ -181,7 +181,7 @@ def _half_places(scheme: str) -> tuple[int, ...]:
     return (0, 2) if scheme in ("q4_1", "q5_1", "q4_k", "q5_k") else (0,)
 
 
-def _put_act(subject: Subject, act: Tensor | Quantized) -> Tensor | Quantized:
+def put_act(subject: Subject, act: Tensor | Quantized) -> Tensor | Quantized:
     if isinstance(act, Tensor):
         return subject.put(act)
     return Quantized(q=subject.put(act.q), scale=subject.put(act.scale), format=act.format)
