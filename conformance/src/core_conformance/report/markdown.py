@@ -40,7 +40,7 @@ def summary_markdown(report: Report) -> str:
 
 def matrix_markdown(matrix: Matrix, trends: Sequence[Trend] = ()) -> str:
     """Models by backends, the failures, the trends, and what the reports were made with."""
-    heads = [f"{column.backend} ({column.name or column.arch})" for column in matrix.columns]
+    heads = [f"{c.backend} ({', '.join(dict.fromkeys(filter(None, (c.name, c.arch))))})" for c in matrix.columns]
     lines = ["# Conformance", "", f"| model | {' | '.join(map(_cut, heads))} |", f"|---|{'---|' * len(heads)}"]
     for row in matrix.rows:
         cells = [_cell(matrix.cells[row, column]) for column in matrix.columns]

@@ -136,7 +136,7 @@ def _cell(report: Report, row: str) -> Cell:
         reached = level
     evidence = tuple(record for level in levels.values() for record in level if record.ran)
     if all(record.outcome is Outcome.UNSUPPORTED for record in own):
-        word = UNSUPPORTED
+        word, reached = UNSUPPORTED, ""
     else:
         word = str(weakest_mode(own, report.facts.mode)) if reached else FAILED
     return Cell(word=word, level=reached, report=report, records=evidence)
