@@ -9,15 +9,19 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
 import torch
 
 from core.backend import CommLimits
 from core_conformance.checks import check
+from core_conformance.collective_rank import RESULT, info_json
+from core_conformance.rank_cases import CASES, WORLD
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.subject import Subject
+from core_conformance.subject import Mismatch, Subject
 from core_conformance.target import Target
 
 _LIMITS = CommLimits(max_bytes=1 << 16, dtypes=(torch.float32, torch.bfloat16))
+_DTYPES = ("bf16", "fp16", "fp32")
 
 
 @check("L1/collectives/single")
@@ -35,32 +39,68 @@ def test_one_rank_is_the_identity(subject: Subject) -> None:
     comm.close()
 
 
-@check("L1/collectives/two-ranks")
-def test_two_ranks_agree(target: Target) -> None:
-    """Sums, gathers, scatters, uneven exchanges, broadcasts and messages between two spawned processes."""
+@pytest.fixture(scope="session")
+def answers(target: Target) -> list[dict[str, str] | str]:
+    """What each of two spawned ranks says of every case, or why it said nothing; they run once."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, **target.info.env, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        meet = str(Path(folder) / "meet")
+        command = [sys.executable, "-m", "core_conformance.collective_rank", info_json(target.info)]
+        meet, pipe = str(Path(folder) / "meet"), subprocess.PIPE
         ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "core_conformance.collective_rank", target.info.load, str(rank), meet],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(2)
+            subprocess.Popen([*command, str(rank), meet], env=env, stdout=pipe, stderr=pipe, text=True)
+            for rank in range(WORLD)
         ]
         try:
-            answers = [process.communicate(timeout=120) for process in ranks]
+            outs = [process.communicate(timeout=180) for process in ranks]
         finally:
             for process in ranks:
                 process.kill()
-    for rank, (out, err) in enumerate(answers):
-        lines = [line for line in out.splitlines() if line.startswith("result:")]
-        last = (err.strip().splitlines() or [""])[-1]
-        assert lines, f"rank {rank} ended with {ranks[rank].returncode} and no result: {last}"
-        result = json.loads(lines[-1].removeprefix("result:"))
-        if result["unsupported"]:
-            raise UnsupportedOutcome(result["unsupported"])
-        assert not result["wrong"], f"rank {rank}: {'; '.join(result['wrong'])}"
+    return [_answer(process.returncode, out, err) for process, (out, err) in zip(ranks, outs, strict=True)]
+
+
+def _answer(code: int, out: str, err: str) -> dict[str, str] | str:
+    lines = [line for line in out.splitlines() if line.startswith(RESULT)]
+    if not lines:
+        return f"ended with {code} and no result: {(err.strip().splitlines() or [''])[-1]}"
+    found: dict[str, str] = json.loads(lines[-1].removeprefix(RESULT))
+    return found
+
+
+def _check(answers: list[dict[str, str] | str], case: str) -> None:
+    for rank, answer in enumerate(answers):
+        if isinstance(answer, str):
+            raise Mismatch(f"rank {rank} {answer}")
+        if answer[case].startswith("unsupported: "):
+            raise UnsupportedOutcome(answer[case].removeprefix("unsupported: "))
+        if answer[case]:
+            raise Mismatch(f"rank {rank}: {answer[case]}")
+
+
+@check("L1/collectives/two-ranks", [name for name in CASES if not name.startswith("op-")])
+def test_two_ranks_agree(answers: list[dict[str, str] | str], variant: str) -> None:
+    """Sums, gathers, scatters, uneven exchanges, broadcasts and messages between two spawned processes."""
+    _check(answers, variant)
+
+
+@check("L1/dispatch/two-ranks", _DTYPES)
+def test_dispatch_over_two_ranks(answers: list[dict[str, str] | str], variant: str) -> None:
+    """Other numbers of tokens on each rank: all rows come to all ranks, padding has no expert."""
+    _check(answers, f"op-dispatch_combine-{variant}")
+
+
+@check("L1/combine/two-ranks", _DTYPES)
+def test_combine_over_two_ranks(answers: list[dict[str, str] | str], variant: str) -> None:
+    """Each rank gets the sum of its own rows."""
+    _check(answers, f"op-dispatch_combine-{variant}")
+
+
+@check("L1/reduce_norm/two-ranks", _DTYPES)
+def test_reduce_norm_over_two_ranks(answers: list[dict[str, str] | str], variant: str) -> None:
+    """The sum over the ranks, residual and norm, on both."""
+    _check(answers, f"op-reduce_norm-{variant}")
+
+
+@check("L1/reduce_norm/scatter", _DTYPES)
+def test_reduce_norm_that_scatters(answers: list[dict[str, str] | str], variant: str) -> None:
+    """Each rank keeps its own rows of sum and norm."""
+    _check(answers, f"op-reduce_norm-scatter-{variant}")

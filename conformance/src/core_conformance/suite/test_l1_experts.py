@@ -177,7 +177,7 @@ def test_quantized_experts(subject: Subject, dice: torch.Generator, variant: str
     """Weights in every scheme; int8 quantizes the activations of both products row by row."""
     scheme, name = variant.rsplit("-", 1)
     assert scheme in SCHEMES
-    op = _op(DTYPES[name], scheme=scheme, num_experts=2, hidden_size=256, intermediate_size=256, top_k=1)
+    op = _op(DTYPES[name], scheme=scheme, num_experts=3, hidden_size=256, intermediate_size=256, top_k=1)
     subject.bind(op)
     _Case(subject, op, dice, 3, whole=scheme == "int8").check()
 
@@ -246,6 +246,7 @@ def test_experts_that_were_updated_count(subject: Subject, dice: torch.Generator
     op = _op(variant)
     subject.bind(op)
     one = _Case(subject, op, dice, 5)
+    one.check()
     two = _Case(subject, op, dice, 5)
     for mine, other in zip(one.packed, two.packed, strict=True):
         mine.update_({name: part.clone() for name, part in other.tensors().items()})
