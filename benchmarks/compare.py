@@ -99,7 +99,7 @@ def main() -> None:
     engines = _engines(options)
     rates: dict[str, dict[str, list[float]]] = {test: {e.name: [] for e in engines} for test in options.tests}
     for number in range(options.rounds + 1):
-        for test in options.tests:
+        for test in options.tests if number else options.warm_up or options.tests:
             for engine in engines:
                 rate = engine.run(test)
                 if number:  # round 0 warms up
@@ -123,6 +123,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tests", nargs="+", default=list(TESTS))
+    parser.add_argument("--warm-up", nargs="+", help="tests of the round that does not count; all of them by default")
     parser.add_argument("--out", required=True)
     return parser.parse_args()
 
