@@ -25,6 +25,7 @@ from core_conformance.must_pass_lists import must_pass
 from core_conformance.records import Mode, Outcome, Record
 from core_conformance.report.document import Report
 from core_conformance.report.facts import gather_facts
+from core_conformance.served.options import SOAK_SECONDS
 from core_conformance.waivers import Waiver, apply_waivers
 
 __all__ = ["CHECK_TIMEOUT_S", "STAGE_TIMEOUT_S", "run_supervised"]
@@ -64,6 +65,8 @@ def run_supervised(
     skip: Collection[str] = (),
     shard: str = "",
     models: Sequence[str] = (),
+    checkpoints: Sequence[tuple[str, str]] = (),
+    soak_seconds: float = SOAK_SECONDS,
     progress: Callable[[Record], None] = lambda record: None,
     waivers: Sequence[Waiver] = (),
     check_timeout_s: float = CHECK_TIMEOUT_S,
@@ -76,11 +79,13 @@ def run_supervised(
 
     Args:
         backend: NAME or NAME:INDEX, or "reference".
-        levels: "L0" to "L3".
+        levels: "L0" to "L4".
         selection: Run only ids that hold this text, or match it where it has a `*`.
         skip: Ids that are left out besides.
         shard: Which part of a run this is ("2/3"), for the report.
         models: The models that were asked for, for the report; empty for all.
+        checkpoints: (folder, dtype) of further models to run; the accuracy checks of L4 take the first one.
+        soak_seconds: How long the soak of L4 goes on.
         progress: Called with each record.
         waivers: Turn FAIL into WAIVED.
         check_timeout_s: Seconds that one check may take.
@@ -99,7 +104,7 @@ def run_supervised(
             "selection": selection,
             "skip": sorted(skip),
         }
-        order["trace"] = str(trace)
+        order |= {"trace": str(trace), "checkpoints": list(checkpoints), "soak_seconds": soak_seconds}
         said = _Progress()
         ending = _supervise(order, said, progress, check_timeout_s, stage_timeout_s)
         if ending:

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 from core.errors import CoreError
@@ -56,6 +57,7 @@ def _run(order: dict[str, Any], journal: Journal) -> None:
     from core_conformance.commands.selection import selector
     from core_conformance.records import Record
     from core_conformance.run import run_suite
+    from core_conformance.served.options import ServedOptions
     from core_conformance.target import load_target
     from core_conformance.vendor_cases import run_vendor_cases
 
@@ -72,8 +74,16 @@ def _run(order: dict[str, Any], journal: Journal) -> None:
     def begin(check_id: str) -> None:
         journal.write(*(("begin", check_id) if check_id else ("stage", "closing the device")))
 
+    served = next((Path(folder) for folder, _ in order["checkpoints"]), None)
+    target.served = ServedOptions(model=served, soak_seconds=order["soak_seconds"])
     journal.write("stage", "collecting the checks")
     report = run_suite(target, order["levels"], select=select, begin=begin, progress=note)
+    for folder, dtype in order["checkpoints"]:
+        from core_conformance.checkpoint import Checkpoint, run_checkpoint
+
+        checkpoint = Checkpoint(folder=Path(folder), dtype=dtype)
+        for record in run_checkpoint(target, checkpoint, order["levels"], select=select, begin=begin):
+            note(record)
     for case in list_conformance_cases(target.name):
         journal.write("begin", case.id)
         for record in run_vendor_cases(target, [case], select=select):

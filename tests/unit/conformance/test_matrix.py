@@ -88,6 +88,20 @@ def test_what_is_in_no_table_is_named(wanted: Wanted, words: list[str]) -> None:
         assert word in str(caught.value)
 
 
+def test_what_the_suite_cannot_run_is_planned_and_not_given_to_ci() -> None:
+    model = ModelRow(name="m", dtypes=("bfloat16",), quantizations=("int8",))
+    jobs = expand(Tables(models=(model,), runners=(RunnerRow(backend="acme", labels=("x",)),)))
+    assert len(jobs) == 1
+    with pytest.raises(ConfigError, match=r"m as int8 tp1.*models\.toml"):
+        as_github(jobs)
+
+
+def test_a_checkpoint_is_run_in_its_type() -> None:
+    model = ModelRow(name="models/mine", dtypes=("bfloat16",))
+    [job] = expand(Tables(models=(model,), runners=(RunnerRow(backend="acme", labels=("x",)),)))
+    assert job.arguments()[4:8] == ["--model", "models/mine", "--dtype", "bfloat16"]
+
+
 def test_more_jobs_than_one_matrix_takes_are_refused() -> None:
     runner = RunnerRow(backend="acme", labels=("x",), shards=MOST_JOBS + 1)
     with pytest.raises(ConfigError, match=f"{MOST_JOBS + 1} jobs"):

@@ -24,7 +24,7 @@ from core_conformance.records import Mode, Outcome, Record, level_of
 from core_conformance.report.document import Report, read_report
 from core_conformance.report.facts import RunFacts
 from core_conformance.report.provenance import Package
-from core_conformance.sharding import Shard, parse_shard, scope_of
+from core_conformance.sharding import Shard, choose, parse_shard, scope_of
 
 IDS = must_pass(LEVELS)
 L0 = {check_id for check_id in IDS if level_of(check_id) == "L0"}
@@ -79,9 +79,27 @@ def test_the_scope_of_a_model_leaves_out_ids_of_others_and_keeps_the_witness() -
     assert kept >= {check_id for check_id in IDS if level_of(check_id) in ("L0", "L1")}
     assert {"L2/mixed/llama-bf16", "L3/greedy/llama", "L3/greedy/copy", "L3/seeds/batch"} <= kept
     assert not [check_id for check_id in kept if "gemma3" in check_id and level_of(check_id) >= "L2"]
-    assert all(map(scope_of([], ["llama", "copy"]), IDS))
-    with pytest.raises(ConfigError, match=r"'lama'.*llama"):
-        scope_of(["lama"], ["llama", "copy"])
+    everything = ["llama", "gemma3", "copy"]
+    assert all(map(scope_of(everything, everything), IDS))
+
+
+def test_a_part_leaves_out_the_ids_of_other_models_and_shards() -> None:
+    part = choose("reference", LEVELS, shard="", models=["llama"], dtype="float32")
+    assert part.skip == part.others and part.models == ("llama",) and not part.checkpoints
+    assert choose("reference", LEVELS, shard="", models=[], dtype="float32").skip == frozenset()
+    first, second = (choose("sim", LEVELS, shard=f"{n}/2", models=["llama"], dtype="float32") for n in (1, 2))
+    assert first.others == part.others and first.skip & second.skip == part.others
+    assert not (first.skip | second.skip) & L0
+
+
+@pytest.mark.parametrize(("model", "words"), [("lama", ["'lama'", "llama"]), (".", ["config.json"])])
+def test_a_model_that_is_neither_the_suites_nor_on_disk_is_refused(
+    model: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        choose("reference", LEVELS, shard="", models=[model], dtype="float32")
+    assert all(word in str(caught.value) for word in words)
 
 
 # -- merging ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -28,12 +28,19 @@ def run(
         str, typer.Option("--shard", metavar="INDEX/COUNT", help="Run one of several parts: all of L0 and its share.")
     ] = "",
     model: Annotated[
-        list[str] | None, typer.Option("--model", help="From L2 on, run only this model of the suite; repeatable.")
+        list[str] | None,
+        typer.Option("--model", help="From L2 on, run only this model, the suite's or a checkpoint's; repeatable."),
     ] = None,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], typer.Option("--dtype", help="Type in which checkpoints run.")
+    ] = "float32",
     waivers: Annotated[Path | None, typer.Option("--waivers", help="TOML file of waivers.")] = None,
     check_timeout: Annotated[
         float, typer.Option("--check-timeout", min=1, help="Seconds that one check may take before it ends the run.")
     ] = 600,
+    soak_seconds: Annotated[
+        float, typer.Option("--soak-seconds", min=1, help="How long the soak of L4 goes on, after its warm-up.")
+    ] = 8,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Write each check as it ends.")] = False,
     write_must_pass: Annotated[
         bool,
@@ -55,7 +62,7 @@ def run(
     from core_conformance.sharding import choose
     from core_conformance.supervise import run_supervised
 
-    part = choose(backend, levels, shard=shard, models=model or ())
+    part = choose(backend, levels, shard=shard, models=model or (), dtype=dtype)
     if certify is not None:
         if report_dir is None:
             raise ConfigError("--certify needs --report-dir: a certificate is about a report; add --report-dir DIR")
@@ -68,7 +75,9 @@ def run(
         selection=k,
         skip=part.skip,
         shard=shard,
-        models=model or (),
+        models=part.models,
+        checkpoints=part.checkpoints,
+        soak_seconds=soak_seconds,
         progress=_show if verbose else lambda record: None,
         waivers=read_waivers(waivers) if waivers else (),
         check_timeout_s=check_timeout,

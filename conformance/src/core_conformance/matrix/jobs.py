@@ -51,11 +51,17 @@ class Job:
 
         Args:
             shard: Which of the runner's shards, counted from 1.
+
+        Raises:
+            ConfigError: the suite cannot run the job.
         """
+        if (self.quantization, self.parallelism) != ("none", "tp1"):
+            raise ConfigError(
+                f"{self.model.name} as {self.quantization} {self.parallelism} can be planned and not be run: the suite "
+                "quantizes and divides no checkpoint; take it out of models.toml, or limit the runner"
+            )
         words = ["--backend", self.runner.backend, "--level", self.level, "--model", self.model.name]
         words += [] if self.dtype == "suite" else ["--dtype", self.dtype]
-        words += [] if self.quantization == "none" else ["--quantization", self.quantization]
-        words += [] if self.parallelism == "tp1" else ["--parallelism", self.parallelism]
         return [*words, "--shard", f"{shard}/{self.runner.shards}"]
 
 
