@@ -158,7 +158,7 @@ def _collect(node: Traversable, path: Path, names: BackendNames, torch_device: s
 def _on_device(text: str, torch_device: str) -> str:
     """The template is written for the host, which torch counts as one device, and which `auto` must not prefer."""
     if torch_device == "cpu":
-        return text.replace('torch.device("cpu", index)', 'torch.device("cpu")')
+        return text.replace("torch.device(DEVICE, index)", "torch.device(DEVICE)")
     text = text.replace("priority=-1,", "priority=10,").replace('"cpu"', f'"{torch_device}"')
     return text.replace("`cpu`", f"`{torch_device}`")
 

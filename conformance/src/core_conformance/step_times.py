@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Literal
 
 from core.backend import Backend
@@ -83,10 +83,10 @@ class Stopwatch:
         def timed(args: Any) -> Any:
             self._backend.fence().wait()
             before, self._of_parts = self._of_parts, 0.0
-            start = time.perf_counter()
+            start = perf_counter()
             result = fn(args)
             self._backend.fence().wait()
-            seconds = time.perf_counter() - start
+            seconds = perf_counter() - start
             if self.phase is not None:
                 entry.seconds[self.phase] += seconds - self._of_parts
                 entry.calls[self.phase] += 1
@@ -212,9 +212,9 @@ class _Run:
     def _step(self, phase: Phase | None) -> set[str]:
         """Runs one step and gives the ids of requests that got a token; a step without any is not counted."""
         self._watch.phase = phase
-        start = time.perf_counter()
+        start = perf_counter()
         outputs = self._engine.step()
-        seconds = time.perf_counter() - start
+        seconds = perf_counter() - start
         self._watch.phase = None
         failed = [output.error for output in outputs if output.error]
         if failed:
