@@ -105,7 +105,7 @@ class Subject:
         row = self.binder.resolve(op)
         if row.kind is not Kind.NO:
             return guarded(op, self.binder.bind(op), self.get, Mismatch)
-        if not row.parts:
+        if not row.parts and self.backend.supports(op, self.target.device).kind is not Kind.NATIVE:
             self.must_refuse(op)
         raise UnsupportedOutcome(f"{op.describe()}: {row.reason}")
 
