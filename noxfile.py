@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,10 +104,40 @@ def conformance(session: nox.Session) -> None:
 
 
 @chore
+def served(session: nox.Session) -> None:
+    """L4 of the conformance suite for cpu and sim, with lm-eval; then servers with a bug each, which L4 must see."""
+    _install(session, (*ALL[:-1], f"{ALL[-1]}[accuracy]"), *TEST_TOOLS)
+    for backend in session.posargs or ["cpu", "sim"]:
+        _run(session, "core", "conformance", "run", "--backend", backend, "--level", "L4", "-k", "L4/", "-v")
+    _run(session, "python", "-m", "core_conformance.served.planted", "run", "sim")
+
+
+@chore
+def downstream(session: nox.Session) -> None:
+    """A vendor's road to a certificate, from wheels alone, and a deliberate bug that is named."""
+    _install(session, ALL, *TEST_TOOLS)
+    session.env["CORE_DOWNSTREAM"] = "full"
+    _run(session, "pytest", "tests/e2e/test_downstream.py", "-s", *session.posargs)
+
+
+@chore
 def mutants(session: nox.Session) -> None:
     """Plants one bug at a time over the reference backend; fails where one survives the level that must kill it."""
     _install(session, ALL, *TEST_TOOLS)
     _run(session, "python", "-m", "core_conformance.mutants", *session.posargs)
+
+
+@chore
+def certificate(session: nox.Session) -> None:
+    """A certificate from wheels alone: given, verified, and refused once one installed file was edited."""
+    _install(session, ALL, *TEST_TOOLS)
+    wheels = ENVIRONMENT.with_name("wheels")
+    shutil.rmtree(wheels, ignore_errors=True)
+    places = [str(ROOT / package) for package in (".", "backends/sim", "conformance")]
+    flags = ("--no-deps", "--no-build-isolation", "-q", "-w", str(wheels))
+    _run(session, "python", "-m", "pip", "wheel", *flags, *places)
+    session.env["CORE_WHEELS"] = str(wheels)
+    _run(session, "pytest", "tests/e2e/test_certificate_from_wheels.py", *session.posargs)
 
 
 @chore

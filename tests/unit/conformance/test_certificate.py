@@ -17,9 +17,11 @@ from core.errors import ConfigError
 from core_conformance.cli import app
 from core_conformance.must_pass_lists import must_pass
 from core_conformance.records import Mode, Outcome
+from core_conformance.report import certificate
 from core_conformance.report.certificate import RefusedError, write_certificate
 from core_conformance.report.document import Report
 from core_conformance.report.files import write_report_files
+from core_conformance.report.provenance import Package
 from core_conformance.report.verify import Verdict, verify_certificate
 from core_conformance.waivers import Waiver
 
@@ -32,8 +34,8 @@ def certify(report: Report, folder: Path) -> Path:
     return folder / "certificate.json"
 
 
-def failed(certificate: Path, report: Path | None = None) -> list[str]:
-    return [finding.text for finding in verify_certificate(certificate, report) if finding.verdict is Verdict.FAIL]
+def failed(path: Path, report: Path | None = None) -> list[str]:
+    return [finding.text for finding in verify_certificate(path, report) if finding.verdict is Verdict.FAIL]
 
 
 def waiver(days: int) -> Waiver:
@@ -220,3 +222,17 @@ def test_a_certificate_is_about_a_report_of_everything(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [*asked, "--report-dir", str(tmp_path), "-k", "memory"])
     assert isinstance(result.exception, RefusedError) and "leaves checks out" in str(result.exception)
     assert not (tmp_path / "report.json").exists(), "it is refused before anything runs"
+
+
+def test_a_dirty_tree_is_refused_before_anything_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = certificate.inspect_package
+
+    def with_a_change(name: str, module: str) -> Package:
+        return dataclasses.replace(honest(name, module), source="checkout", revision="0" * 40, dirty=True, edited=())
+
+    monkeypatch.setattr(certificate, "inspect_package", with_a_change)
+    asked = ["run", "--backend", "reference", "--level", "L0", "--certify", str(tmp_path / "c.json")]
+    result = CliRunner().invoke(app, [*asked, "--report-dir", str(tmp_path)])
+    assert isinstance(result.exception, RefusedError) and result.exception.exit_code == 2
+    assert "the checkout of core-inference has uncommitted changes; commit them" in str(result.exception)
+    assert not (tmp_path / "report.json").exists()
