@@ -1,4 +1,4 @@
-"""Tiny models that the suite makes itself: random ones of two architectures, and one that copies with a wide margin.
+"""Tiny models that the suite makes itself: random ones of five architectures, and one that copies with a wide margin.
 
 Everything is made once a process, in a temporary folder that goes away with it.
 """
@@ -20,6 +20,7 @@ from torch import Tensor
 
 __all__ = [
     "COPY_DISTANCE",
+    "ENGINE_MODELS",
     "MODELS",
     "NUM_TOKENS",
     "VOCAB_ROWS",
@@ -69,6 +70,18 @@ def _gemma3() -> torch.nn.Module:
         "tie_word_embeddings": True,
     }
     return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**{**_COMMON, **own}))
+
+
+def _qwen2() -> torch.nn.Module:
+    return transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_COMMON))
+
+
+def _qwen3() -> torch.nn.Module:
+    return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**{**_COMMON, "head_dim": 32}))
+
+
+def _mistral() -> torch.nn.Module:
+    return transformers.MistralForCausalLM(transformers.MistralConfig(**{**_COMMON, "sliding_window": 21}))
 
 
 def _copy() -> torch.nn.Module:
@@ -129,8 +142,18 @@ def _codes() -> Tensor:
     return best
 
 
-MODELS: dict[str, Callable[[], torch.nn.Module]] = {"llama": _llama, "gemma3": _gemma3, "copy": _copy}
-"""Llama with grouped heads; Gemma 3 with sliding windows, two ropes and norms everywhere; the copy model."""
+MODELS: dict[str, Callable[[], torch.nn.Module]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "mistral": _mistral,
+    "gemma3": _gemma3,
+    "copy": _copy,
+}
+"""Llama with grouped heads; Qwen2 with biases; Qwen3 with norms of queries and keys; Mistral with a sliding window in
+every layer; Gemma 3 with windows in some layers, two ropes and norms everywhere; the copy model."""
+ENGINE_MODELS = ("llama", "mistral", "gemma3", "copy")
+"""Models of L3: those whose cache groups differ, for only these a schedule can tell apart; and the copy model."""
 
 
 @functools.cache

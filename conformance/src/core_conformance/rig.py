@@ -12,7 +12,9 @@ from core.engine.build import build_engine
 from core.engine.engine import Engine
 from core.errors import UnsupportedError
 from core.exec.build import build_runner
+from core.exec.drafts import Drafter
 from core.exec.model_runner import ModelRunner
+from core.exec.token_masks import TokenMasks
 from core.loader.checkpoint import open_checkpoint
 from core.outputs import EngineOutput
 from core.request import EngineRequest
@@ -23,8 +25,10 @@ from core_conformance.records import UnsupportedOutcome
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import AMBIGUOUS_SHARE, LOGIT_DELTA
 
-__all__ = ["Comparison", "Rig", "engine", "golden_set", "tokens_of"]
+__all__ = ["NUM_SPEC_TOKENS", "Comparison", "Rig", "compare_all", "engine", "golden_set", "tokens_of"]
 
+NUM_SPEC_TOKENS = 3
+"""Most drafts of a request in a step, where there is a drafter."""
 _STEP_LIMIT = 5000
 
 
@@ -83,13 +87,17 @@ class Rig:
             number += 1
             for output in self.step():
                 news.setdefault(output.request_id, []).append(output)
+        self.must_be_empty()
+        return news
+
+    def must_be_empty(self) -> None:
+        """Asserts that no block is held when no request lives."""
         stats = self.engine.stats()
         if stats.kv_cache_usage != 0.0:
             raise Mismatch(
                 f"{stats.num_blocks - stats.num_free_blocks} of {stats.num_blocks} KV blocks are still held when no "
                 "request lives: they leaked"
             )
-        return news
 
     def run(self, prompts: Sequence[Sequence[int]], **params: Any) -> list[tuple[int, ...]]:
         """Output tokens of each prompt, run together."""
@@ -111,21 +119,49 @@ def tokens_of(news: Sequence[EngineOutput]) -> tuple[int, ...]:
 
 @contextmanager
 def engine(
-    subject: Subject, model: str, *, dtype: str = "float32", cache: dict[str, Any] | None = None, **scheduler: Any
+    subject: Subject,
+    model: str,
+    *,
+    dtype: str = "float32",
+    cache: dict[str, Any] | None = None,
+    drafter: Drafter | None = None,
+    token_masks: TokenMasks | None = None,
+    **scheduler: Any,
 ) -> Iterator[Rig]:
     """An engine over a fresh instance of the backend; closed at the end.
+
+    Args:
+        subject: The backend.
+        model: Which of the suite's models.
+        dtype: Of activations and cache.
+        cache: Fields of CacheConfig.
+        drafter: Proposes up to NUM_SPEC_TOKENS tokens a request and step.
+        token_masks: Constrains requests.
+        scheduler: Fields of SchedulerConfig, and `deterministic`.
 
     Raises:
         UnsupportedOutcome: the backend refuses one of the model's operations.
     """
     made: list[ModelRunner] = []
+    subject.model, subject.dtype = model, dtype
     deterministic = bool(scheduler.pop("deterministic", False))
+    if drafter is not None:
+        scheduler["num_spec_tokens"] = NUM_SPEC_TOKENS
 
     def factory(config: EngineConfig) -> ModelRunner:
         with open_checkpoint(model_folder(model)) as checkpoint:
             target = subject.target
             backend = target.open()
-            runner = build_runner(config, checkpoint, backend, target.info, target.device, num_tokenizer_ids=NUM_TOKENS)
+            runner = build_runner(
+                config,
+                checkpoint,
+                backend,
+                target.info,
+                target.device,
+                num_tokenizer_ids=NUM_TOKENS,
+                drafter=drafter,
+                token_masks=token_masks,
+            )
         made.append(runner)
         return runner
 
@@ -217,3 +253,25 @@ def golden_set(model: str, block_size: int, count: int = 10) -> list[Golden]:
     if model == "copy":
         lengths = [length + 40 for length in lengths]
     return [greedy(model, prompt_of(length, seed=3), count) for length in lengths]
+
+
+def compare_all(
+    subject: Subject, rig: Rig, what: str, *, count: int = 10, goldens: Sequence[Golden] | None = None
+) -> list[list[EngineOutput]]:
+    """Runs the golden prompts together, compares every token, and gives back the news of each.
+
+    Args:
+        subject: Keeps the counts.
+        rig: The engine.
+        what: Of the schedule, for messages.
+        count: Tokens of each prompt.
+        goldens: In place of `golden_set`; their tokens are `count` each.
+    """
+    chosen = golden_set(rig.model, rig.block_size, count) if goldens is None else goldens
+    comparison = Comparison(rig.model, exact=rig.model == "copy")
+    ids = [rig.start(golden.prompt, max_tokens=len(golden.tokens)) for golden in chosen]
+    news = rig.finish()
+    for golden, request_id in zip(chosen, ids, strict=True):
+        comparison.check(rig, golden, tokens_of(news[request_id]), what)
+    comparison.close(subject)
+    return [news[request_id] for request_id in ids]

@@ -16,8 +16,9 @@ from core.loader.weights import ModelWeights
 from core.models.base import CausalLM
 from core.models.registry import build_model
 from core.spec import DType, KVCacheSpec
-from core_conformance.models import NUM_TOKENS, model_folder
 from core_conformance.cache_memory import int32, poison_byte
+from core_conformance.models import NUM_TOKENS, model_folder
+from core_conformance.quantized_models import QUANTIZED, gguf_file
 from core_conformance.subject import Subject
 
 __all__ = ["Stepper", "Stream"]
@@ -40,12 +41,14 @@ class Stepper:
         name: Which of the suite's models.
         dtype: Of activations and cache.
         num_blocks: Blocks of each layer, the null block included.
+        quantized: A key of `QUANTIZED`, of that model; empty for weights as they are.
     """
 
-    def __init__(self, subject: Subject, name: str, dtype: DType, num_blocks: int = 24) -> None:
+    def __init__(self, subject: Subject, name: str, dtype: DType, num_blocks: int = 24, *, quantized: str = "") -> None:
         self._subject, self._block_size = subject, subject.block_size
         subject.model, subject.dtype = name, dtype.value
-        self.model = _load(subject, name, dtype)
+        subject.quantization = quantized
+        self.model = _load(subject, name, dtype, quantized)
         specs = [spec for spec in self.model.spec.layers if spec is not None]
         self._groups: list[KVCacheSpec] = list(dict.fromkeys(specs))
         self._group_of = [self._groups.index(spec) for spec in specs]
@@ -134,11 +137,18 @@ class Stepper:
         return [0] * hidden + sequence.blocks[index][hidden:count]
 
 
-def _load(subject: Subject, name: str, dtype: DType) -> CausalLM:
-    with open_checkpoint(model_folder(name)) as checkpoint:
+def _load(subject: Subject, name: str, dtype: DType, quantized: str) -> CausalLM:
+    spec = QUANTIZED.get(quantized)
+    path = gguf_file(quantized) if spec is not None and spec.is_file else model_folder(name)
+    with open_checkpoint(path) as checkpoint:
         weights = ModelWeights(checkpoint)
         ctx = BuildContext(
-            binder=subject.binder, dtype=dtype, weights=weights, num_tokenizer_ids=NUM_TOKENS, max_model_len=1024
+            binder=subject.binder,
+            dtype=dtype,
+            weights=weights,
+            num_tokenizer_ids=NUM_TOKENS,
+            max_model_len=1024,
+            quantization=None if spec is None or spec.is_file else spec.activations,
         )
         model = build_model(checkpoint.config, ctx)
         model.load(weights)

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from core_conformance.checks import check
 from core_conformance.goldens import greedy, prompt_of
-from core_conformance.models import MODELS
-from core_conformance.rig import Comparison, Rig, engine, golden_set, tokens_of
+from core_conformance.models import ENGINE_MODELS
+from core_conformance.rig import Comparison, Rig, compare_all, engine, golden_set, tokens_of
 from core_conformance.subject import Mismatch, Subject
-from core_conformance.suite.test_l3_greedy import compare_all
 
 _COUNT = 6
 
@@ -34,7 +33,7 @@ class _Asked:
         self.comparison.check(self.rig, golden, tokens_of(news), what)
 
 
-@check("L3/prefix-cache/off", [*MODELS])
+@check("L3/prefix-cache/off", ENGINE_MODELS)
 def test_off(subject: Subject, variant: str) -> None:
     """Without a prefix cache nothing is found, and a second run gives the same."""
     with engine(subject, variant, cache={"enable_prefix_caching": False}) as rig:
@@ -45,7 +44,7 @@ def test_off(subject: Subject, variant: str) -> None:
         asked.comparison.close(subject)
 
 
-@check("L3/prefix-cache/warm", [*MODELS])
+@check("L3/prefix-cache/warm", ENGINE_MODELS)
 def test_cold_and_warm(subject: Subject, variant: str) -> None:
     """The golden prompts twice in the same engine, all at once; the second time full blocks are found."""
     with engine(subject, variant) as rig:
@@ -57,7 +56,7 @@ def test_cold_and_warm(subject: Subject, variant: str) -> None:
         asked.comparison.close(subject)
 
 
-@check("L3/prefix-cache/partial", [*MODELS])
+@check("L3/prefix-cache/partial", ENGINE_MODELS)
 def test_partial(subject: Subject, variant: str) -> None:
     """A prompt that shares its first block with an earlier one, and one that shares all but its end."""
     with engine(subject, variant) as rig:
@@ -69,7 +68,7 @@ def test_partial(subject: Subject, variant: str) -> None:
         asked.comparison.close(subject)
 
 
-@check("L3/prefix-cache/full", [*MODELS])
+@check("L3/prefix-cache/full", ENGINE_MODELS)
 def test_full_hit(subject: Subject, variant: str) -> None:
     """A prompt that ends with a block: its last token is computed again all the same, for its logits."""
     with engine(subject, variant) as rig:
@@ -81,7 +80,7 @@ def test_full_hit(subject: Subject, variant: str) -> None:
         asked.comparison.close(subject)
 
 
-@check("L3/prefix-cache/salt", [*MODELS])
+@check("L3/prefix-cache/salt", ENGINE_MODELS)
 def test_salts_separate(subject: Subject, variant: str) -> None:
     """The same salt hits; another one, an empty one and none at all do not."""
     with engine(subject, variant) as rig:
@@ -93,7 +92,7 @@ def test_salts_separate(subject: Subject, variant: str) -> None:
         asked.comparison.close(subject)
 
 
-@check("L3/prefix-cache/parent", [*MODELS])
+@check("L3/prefix-cache/parent", ENGINE_MODELS)
 def test_a_block_is_only_found_behind_its_own_prefix(subject: Subject, variant: str) -> None:
     """Blocks of the same tokens behind other tokens are other blocks."""
     with engine(subject, variant) as rig:
@@ -108,7 +107,7 @@ def test_a_block_is_only_found_behind_its_own_prefix(subject: Subject, variant: 
         asked.comparison.close(subject)
 
 
-@check("L3/prefix-cache/shared", [*MODELS])
+@check("L3/prefix-cache/shared", ENGINE_MODELS)
 def test_blocks_shared_by_running_requests(subject: Subject, variant: str) -> None:
     """Requests that share cached blocks end one after the other while new ones want blocks: nobody loses any."""
     with engine(subject, variant) as probe:
@@ -136,7 +135,7 @@ def test_blocks_shared_by_running_requests(subject: Subject, variant: str) -> No
         comparison.close(subject)
 
 
-@check("L3/prefix-cache/evicted", [*MODELS])
+@check("L3/prefix-cache/evicted", ENGINE_MODELS)
 def test_eviction_under_pressure(subject: Subject, variant: str) -> None:
     """A pool of few blocks, in which cached prefixes are evicted again and again, never gives a wrong token."""
     with engine(subject, variant) as probe:

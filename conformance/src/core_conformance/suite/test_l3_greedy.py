@@ -6,22 +6,12 @@ import random
 from typing import Any
 
 from core_conformance.checks import check
-from core_conformance.goldens import copies, greedy, prompt_of
-from core_conformance.models import COPY_DISTANCE, MODELS
+from core_conformance.goldens import clear, copies, greedy, prompt_of
+from core_conformance.models import COPY_DISTANCE, ENGINE_MODELS
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.rig import Comparison, Rig, engine, golden_set, tokens_of
+from core_conformance.rig import Comparison, compare_all, engine, golden_set, tokens_of
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import COPY_MODEL_GAP
-
-
-def compare_all(subject: Subject, rig: Rig, what: str, *, first: int = 0, count: int = 10) -> None:
-    """Runs the golden prompts together and compares every token."""
-    goldens = golden_set(rig.model, rig.block_size, count)[first:]
-    comparison = Comparison(rig.model, exact=rig.model == "copy")
-    outputs = rig.run([golden.prompt for golden in goldens], max_tokens=count)
-    for golden, tokens in zip(goldens, outputs, strict=True):
-        comparison.check(rig, golden, tokens, what)
-    comparison.close(subject)
 
 
 @check("L3/copy-model")
@@ -34,7 +24,7 @@ def test_the_copy_model_has_a_wide_margin(subject: Subject) -> None:
         subject.notes["smallest_gap"] = min(golden.gaps)
 
 
-@check("L3/greedy", [*MODELS], mandatory=True)
+@check("L3/greedy", ENGINE_MODELS, mandatory=True)
 def test_greedy(subject: Subject, variant: str) -> None:
     """Prompts of one token and around the block size, together in one engine with default settings."""
     with engine(subject, variant) as rig:
@@ -52,14 +42,14 @@ def test_greedy_in_half_precision(subject: Subject, variant: str) -> None:
             compare_all(subject, rig, "float16")
 
 
-@check("L3/sync", ["llama", "copy"])
+@check("L3/sync", ENGINE_MODELS)
 def test_without_asynchronous_scheduling(subject: Subject, variant: str) -> None:
     """Each step is awaited before the next is scheduled."""
     with engine(subject, variant, async_scheduling=False) as rig:
         compare_all(subject, rig, "async_scheduling=False")
 
 
-@check("L3/chunks", [f"{m}-{n}" for m in MODELS for n in ("1", "7", "block", "block-plus-1")])
+@check("L3/chunks", [f"{m}-{n}" for m in ENGINE_MODELS for n in ("1", "7", "block", "block-plus-1")])
 def test_chunk_sizes(subject: Subject, variant: str) -> None:
     """Prompts in chunks of one token, an odd number, a block and one more, decodes of others in the same steps."""
     model, name = variant.split("-", 1)
@@ -76,7 +66,17 @@ def test_chunk_sizes(subject: Subject, variant: str) -> None:
         comparison.close(subject)
 
 
-@check("L3/batch-invariance", [*MODELS])
+@check("L3/chunks/every", ["copy"])
+def test_every_chunk_size(subject: Subject, variant: str) -> None:
+    """From one token to more than a block, on the model that must match exactly."""
+    goldens = [clear(variant, length, 3) for length in (41, 2 * subject.block_size + 40)]
+    step = max(1, subject.block_size // 16)
+    for budget in range(2, subject.block_size + 3, step):
+        with engine(subject, variant, max_num_batched_tokens=budget) as rig:
+            compare_all(subject, rig, f"chunks of {budget}", goldens=goldens)
+
+
+@check("L3/batch-invariance", ENGINE_MODELS)
 def test_batch_mates_do_not_show(subject: Subject, variant: str) -> None:
     """A request alone, first, last and in the middle of others: the same tokens."""
     with engine(subject, variant, cache={"enable_prefix_caching": False}) as rig:
@@ -90,22 +90,6 @@ def test_batch_mates_do_not_show(subject: Subject, variant: str) -> None:
             assert len(news) == len(others) + 1, "an answer is missing"
             comparison.check(rig, golden, tokens_of(news[mine]), f"{before} before and {after} behind it")
         comparison.close(subject)
-
-
-@check("L3/bitwise", ["batch", "chunks"])
-def test_class_d3_is_bitwise(subject: Subject, variant: str) -> None:
-    """Where the device resolves every operation in class D3, log-probabilities are equal bit by bit."""
-    settings: list[dict[str, Any]] = [{}, {"max_num_batched_tokens": 7} if variant == "chunks" else {}]
-    found = []
-    for index, scheduler in enumerate(settings):
-        with engine(subject, "llama", deterministic=True, cache={"enable_prefix_caching": False}, **scheduler) as rig:
-            mine = rig.start(prompt_of(19, seed=5), max_tokens=5, logprobs=2)
-            for other in range(3 if index and variant == "batch" else 0):
-                rig.start(prompt_of(5 + 3 * other, seed=other), max_tokens=5)
-            news = rig.finish()[mine]
-            found.append([entry.logprobs for output in news for entry in output.new_logprobs])
-    if found[0] != found[1]:
-        raise Mismatch(f"class D3: log-probabilities differ with the {variant}: {found[0]} and {found[1]}")
 
 
 _CHANGES: dict[str, dict[str, Any]] = {
