@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ def projects() -> list[Path]:
 
 
 def dependencies(path: Path) -> set[str]:
-    """Names of what the package needs to run and to be built, its own siblings left out."""
+    """Names of what the package and its extras need to run and to be built, its own siblings left out."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    needed = [*raw["project"].get("dependencies", ()), *raw["build-system"]["requires"]]
+    extras = raw["project"].get("optional-dependencies", {})
+    needed = [*raw["project"].get("dependencies", ()), *raw["build-system"]["requires"], *chain(*extras.values())]
     names = {re.split(r"[\s<>=!~;\[]", need, maxsplit=1)[0] for need in needed}
     return {normal(name) for name in names if not OURS.match(name) and name != "setuptools"}
 

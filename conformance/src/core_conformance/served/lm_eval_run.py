@@ -21,9 +21,12 @@ from lm_eval.tasks import TaskManager
 
 __all__ = ["Reference", "main"]
 
+_SMALL = 20_000_000
+"""Parameters below which a step is too short to be shared."""
+
 
 class Reference(TemplateLM):  # type: ignore[misc]
-    """The checkpoint in transformers: float32 on the host, one request at a time, with transformers' own cache.
+    """The checkpoint in transformers: float32 on the host, one request at a time, greedy.
 
     Args:
         folder: The checkpoint.
@@ -37,6 +40,8 @@ class Reference(TemplateLM):  # type: ignore[misc]
             self.tokenizer.chat_template = chat_template
         self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._known = len(self.tokenizer)
+        if self._model.num_parameters() < _SMALL:
+            torch.set_num_threads(1)  # threads that wait for each other take ten times the work itself
         self.margins: list[float] = []
         """Of each generated answer: the smallest gap between the two best tokens, in nats."""
 
@@ -77,24 +82,25 @@ class Reference(TemplateLM):  # type: ignore[misc]
 
     @torch.inference_mode()
     def _generate(self, context: str, options: dict[str, Any]) -> str:
-        ids, cache, made = torch.tensor([self.tok_encode(context)]), None, list[int]()
-        text, margin = "", float("inf")
-        while len(made) < options["max_gen_toks"]:
-            out = self._model(ids, past_key_values=cache, use_cache=True)
-            cache, best = out.past_key_values, out.logits[0, -1, : self._known].topk(2)
-            margin = min(margin, float(best.values[0] - best.values[1]))
-            token = int(best.indices[0])
-            if token == self.eot_token_id:
-                break
-            made.append(token)
-            text = self.tokenizer.decode(made, skip_special_tokens=True)
-            stops = [at for stop in options["until"] if (at := text.find(stop)) >= 0]
-            if stops:
-                text = text[: min(stops)]
-                break
-            ids = best.indices[:1][None]
-        self.margins.append(margin)
-        return text
+        """Greedy text up to the first stop string; the margin counts the tokens up to there alone."""
+        ids = torch.tensor([self.tok_encode(context)])
+        out = self._model.generate(
+            ids,
+            max_new_tokens=options["max_gen_toks"],
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=self.eot_token_id,
+        )
+        made = [token for token in out.sequences[0, ids.shape[1] :].tolist() if token != self.eot_token_id]
+        best = torch.cat(out.logits)[:, : self._known].topk(2).values
+        text, length = self.tokenizer.decode(made, skip_special_tokens=True), len(best)
+        stops = [at for stop in options["until"] if (at := text.find(stop)) >= 0]
+        if stops:
+            text = text[: min(stops)]
+            length = min(len(self.tok_encode(text)) + 1, length)
+        self.margins.append(float((best[:length, 0] - best[:length, 1]).min()))
+        return str(text)
 
 
 def _served(request: dict[str, Any], *, chat: bool) -> Any:

@@ -14,7 +14,7 @@ import httpx
 
 from core_conformance.models import COPY_DISTANCE
 from core_conformance.served.copying import copy_answer, copy_prompt
-from core_conformance.served.server import MODEL_NAME, Server
+from core_conformance.served.server import MODEL_NAME, PLAIN, Server
 from core_conformance.subject import Mismatch
 
 __all__ = ["Ask", "Heard", "SoakCounts", "answers", "soak", "stream_all", "wait_idle"]
@@ -117,7 +117,7 @@ def stream_all(server: Server, asks: Sequence[Ask]) -> list[Heard]:
 
     async def run() -> list[Heard]:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S, limits=limits, **PLAIN) as client:
             return await asyncio.gather(*(_listen(client, ask) for ask in asks))
 
     return asyncio.run(run())
@@ -202,7 +202,7 @@ def soak(server: Server, seconds: float, *, seed: int, clients: int = 12) -> Soa
     async def worker(number: int) -> None:
         dice = random.Random(1000 * seed + number)
         limits = httpx.Limits(max_keepalive_connections=1)
-        async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S, limits=limits) as client:
+        async with httpx.AsyncClient(base_url=server.url, timeout=_PATIENCE_S, limits=limits, **PLAIN) as client:
             while time.monotonic() < deadline:
                 await one(client, dice)
 

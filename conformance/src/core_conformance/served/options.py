@@ -7,7 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["ServedOptions"]
+__all__ = ["SOAK_SECONDS", "ServedOptions"]
+
+SOAK_SECONDS = 8.0
+"""Enough to see a leak of blocks, descriptors or threads; one of memory needs minutes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +26,7 @@ class ServedOptions:
     """
 
     model: Path | None = None
-    soak_seconds: float = 8.0
+    soak_seconds: float = SOAK_SECONDS
     start_seconds: float = 300.0
     command: tuple[str, ...] = (sys.executable, "-m", "core.cli")
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -20,10 +20,12 @@ import psutil
 
 from core_conformance.subject import Mismatch
 
-__all__ = ["MODEL_NAME", "Server", "free_port"]
+__all__ = ["MODEL_NAME", "PLAIN", "Server", "free_port"]
 
 MODEL_NAME = "m"
 """The model's name in requests."""
+PLAIN: dict[str, Any] = {"trust_env": False, "verify": False}
+"""For clients: no proxy of the environment on the way to this machine, and no certificates, which take long to read."""
 END_S = 60.0
 """Patience with a server that was asked to end."""
 _LOG_LINES = 12
@@ -92,7 +94,7 @@ class Server:
             if (code := self.process.poll()) is not None:
                 raise Mismatch(f"`core serve` ended with exit code {code} at its start: {self.log_end()}")
             with contextlib.suppress(httpx.TransportError):
-                answer = httpx.get(f"{self.url}/health", timeout=10.0)
+                answer = self.get("/health")
                 if answer.status_code == 200:
                     return
                 seen = (answer.status_code, answer.json())
@@ -151,7 +153,7 @@ class Server:
 
     def client(self, timeout: float = 120.0) -> httpx.Client:
         """A client of this server; the caller closes it."""
-        return httpx.Client(base_url=self.url, timeout=timeout)
+        return httpx.Client(base_url=self.url, timeout=timeout, **PLAIN)
 
     def get(self, path: str, **headers: str) -> httpx.Response:
         """One GET on a connection of its own."""

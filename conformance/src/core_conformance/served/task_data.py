@@ -18,7 +18,7 @@ __all__ = ["TASKS", "choice_documents", "main", "text_documents"]
 
 TASKS = Path(__file__).parent / "tasks"
 """Tasks as lm-eval reads them: a YAML file each, beside the JSON lines of its documents."""
-_COUNT = 40
+_COUNT = 24
 _CHOICES = 4
 _CHOICE_TOKENS = 6
 
@@ -28,7 +28,7 @@ def choice_documents() -> list[dict[str, Any]]:
     documents = []
     for number in range(_COUNT):
         dice = random.Random(number)
-        prompt = copy_prompt(dice.randrange(45, 150), seed=1000 + number)
+        prompt = copy_prompt(dice.randrange(45, 100), seed=1000 + number)
         right = copy_answer(prompt, _CHOICE_TOKENS)
         choices = [_changed(right, dice) for _ in range(_CHOICES - 1)]
         label = dice.randrange(_CHOICES)
@@ -53,7 +53,7 @@ def text_documents() -> list[dict[str, Any]]:
     documents = []
     for number in range(_COUNT):
         dice = random.Random(500 + number)
-        prompt = copy_prompt(dice.randrange(45, 150), seed=2000 + number)
+        prompt = copy_prompt(dice.randrange(45, 100), seed=2000 + number)
         stop_at = dice.randrange(1, COPY_DISTANCE)
         if number % 8 != 7:  # every eighth goes on to the length limit
             cause = len(prompt) - COPY_DISTANCE - 1 + stop_at

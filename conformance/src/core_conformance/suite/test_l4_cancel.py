@@ -108,7 +108,7 @@ def test_a_connection_that_is_reset(server: Server, findings: Findings) -> None:
 def test_a_request_that_waits(small_server: Server, findings: Findings) -> None:
     """One that is queued ends before it began, and those in front of it go on to their right end."""
     before, aborted = wait_idle(small_server, "before"), _aborted(small_server)
-    asks = [Ask(prompt=copy_prompt(180, seed=20 + index), max_tokens=76) for index in range(12)]
+    asks = [Ask(prompt=copy_prompt(180, seed=20 + index), max_tokens=76) for index in range(7)]
     victim = Ask(prompt=copy_prompt(180, seed=50), max_tokens=76, delay_s=0.1, leave_after_s=0.1)
     heard = stream_all(small_server, [*asks, victim])
     answers(asks, heard[:-1], "beside a queued request that was left")

@@ -27,9 +27,9 @@ def _asks(count: int, *, seed: int, length: int = 180, max_tokens: int = 75) -> 
 
 @check("L4/overload/small-pool")
 def test_a_pool_too_small_for_all(small_server: Server, findings: Findings) -> None:
-    """Twelve streams over blocks for two or three of them: they wait or are preempted, and every answer is right."""
+    """Eight streams over blocks for two or three of them: they wait or are preempted, and every answer is right."""
     before = wait_idle(small_server, "before")
-    asks = _asks(12, seed=400)
+    asks = _asks(8, seed=400, length=120)
     findings.notes["right"] = answers(asks, stream_all(small_server, asks), "a pool that is too small")
     after = wait_idle(small_server, "after an overload of the pool")
     name = "vllm:num_preemptions_total"
