@@ -128,6 +128,13 @@ def mutants(session: nox.Session) -> None:
 
 
 @chore
+def flaky(session: nox.Session) -> None:
+    """L3 twenty times on cpu and on sim, each time with other chance; fails where an id ends in two ways, or badly."""
+    _install(session, ALL, *TEST_TOOLS)
+    _run(session, "python", "-m", "core_conformance.flaky", *session.posargs)
+
+
+@chore
 def certificate(session: nox.Session) -> None:
     """A certificate from wheels alone: given, verified, and refused once one installed file was edited."""
     _install(session, ALL, *TEST_TOOLS)
