@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from core.spec import BackendInfo, DeviceInfo
+from core_conformance.checks import MARK
 from core_conformance.must_pass_lists import must_pass
 from core_conformance.records import Mode, Outcome, Record
 from core_conformance.report import facts as facts_module
@@ -21,6 +22,11 @@ from core_conformance.report.provenance import Package
 MODELS = ("llama", "gemma3", "copy")
 INFO = BackendInfo(name="acme", vendor="acme", api=(1, 0, 0), load="acme_backend:Acme")
 MakeReport = Callable[..., Report]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Announces the suite's mark, so that checks can be imported and called."""
+    config.addinivalue_line("markers", f"{MARK}(id, mandatory): a check of the conformance suite")
 
 
 def _record(check_id: str, mode: Mode) -> Record:
