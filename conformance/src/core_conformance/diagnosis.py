@@ -202,11 +202,11 @@ def _by_place(e: Evidence, places: Places) -> Iterator[str]:
             if first > 0 and torch.equal(rows, at >= first):
                 cut = f"where a window of {places.window} begins to cut"
                 yield f"window: all rows from position {first} on are wrong, {cut}"
-    if places.block_size:
-        yield _by_block(rows, at, places.block_size)
     last = torch.tensor([r != s for r, s in zip(places.requests, [*places.requests[1:], -1], strict=True)])
     if torch.equal(rows, last) and len(rows) > int(last.sum()):
         yield "tail: only the last position of each request is wrong"
+    if places.block_size:
+        yield _by_block(rows, at, places.block_size)
     wrong_requests = set(owner[rows].tolist())
     if len(wrong_requests) == 1 and len(set(places.requests)) > 1:
         name = wrong_requests.pop()

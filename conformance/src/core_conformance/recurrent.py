@@ -175,15 +175,14 @@ class StateStep:
         return self.subject.backend.plan(batch, GroupSpec(index=0, layout=layout, ops=(self.layer.op,)))
 
     def plane(self, poison: Poison) -> Tensor:
-        """The cache on the device: start states where requests read them, poison in all other slots."""
+        """The cache on the device: some state in each slot that a request has, poison in all others."""
         slab = new_cache(self.subject, self.layer.spec, 1, self.num_slots, poison)
         planes = slab.views()
         shapes = [tuple(plane.shape) for plane in planes]
         if shapes != [tuple(self.states.shape)]:
             raise Mismatch(f"kv_layout of a STATE cache must have one plane {tuple(self.states.shape)}, got {shapes}")
-        for lane in self.lanes:
-            if lane.source:
-                self.subject.backend.to_device(self.states[lane.source].clone(), planes[0][lane.source]).wait()
+        for slot in {slot for lane in self.lanes for slot in lane.slots}:
+            self.subject.backend.to_device(self.states[slot].clone(), planes[0][slot]).wait()
         return planes[0]
 
     def run(self, plane: Tensor) -> Tensor:

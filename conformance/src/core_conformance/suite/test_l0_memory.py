@@ -51,10 +51,10 @@ def test_an_arena_keeps_bytes_and_comes_back(subject: Subject) -> None:
         subject.equal("arena", arena.tensor, torch.full((size,), 7, dtype=torch.uint8), "after restore")
 
 
-@check("L0/copy-round-trip", ["bf16", "fp16", "fp32", "int64", "int32", "uint8", "bool"])
+@check("L0/copy-round-trip", ["bf16", "fp16", "fp32", "int64", "int32", "uint8", "bool", "e4m3", "e5m2", "int8"])
 def test_copies_there_and_back_are_exact(subject: Subject, variant: str) -> None:
     """Odd sizes, none included; the source may be reused once the copy is done."""
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2"}
     dtype = getattr(torch, names.get(variant, variant))
     for size in _ODD_SIZES:
         host = torch.arange(size).remainder(2 if variant == "bool" else 120).to(dtype)

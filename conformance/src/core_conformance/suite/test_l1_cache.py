@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from core.backend import Batch, GroupBatch, GroupSpec, KVSlab, torch_dtype
+from core.backend import Batch, GroupBatch, GroupSpec, KVSlab, Plan, torch_dtype
 from core.backend.ops import (
     ImportBlocksArgs,
     ImportBlocksOp,
     KvWriteArgs,
     KvWriteOp,
+    OpSpec,
     QkNormRopeWriteArgs,
     QkNormRopeWriteOp,
     RmsNormOp,
@@ -84,7 +85,7 @@ class _Cache:
             self.subject.equal(op, plane, expected, f"{what} by slot ", suspects=suspects)
 
 
-def _slots(subject: Subject) -> list[int]:
+def slots_of(subject: Subject) -> list[int]:
     """Out of order, over block boundaries, first and last slot of the pool's own blocks, some written nowhere."""
     size = subject.block_size
     return [size + 1, -1, 2 * size - 1, 2 * size, -1, size, _BLOCKS * size - 1, 3 * size + size // 2]
@@ -93,7 +94,7 @@ def _slots(subject: Subject) -> list[int]:
 @check("L1/kv_write", DTYPES)
 def test_tokens_go_where_their_slots_say(subject: Subject, dice: torch.Generator, variant: DType) -> None:
     """Bit by bit; -1 is written nowhere; no other slot changes, block 0 included."""
-    _write(subject, dice, variant, _slots(subject))
+    _write(subject, dice, variant, slots_of(subject))
 
 
 @check("L1/kv_write/decode", DTYPES)
@@ -112,7 +113,7 @@ def test_padding_alone_writes_nothing(subject: Subject, dice: torch.Generator, v
 @check("L1/kv_write/strided", DTYPES)
 def test_views_of_a_fused_product(subject: Subject, dice: torch.Generator, variant: DType) -> None:
     """Key and value are slices of one fused tensor; what lies beside them is NaN."""
-    op, slots = _write_op(variant), _slots(subject)
+    op, slots = _write_op(variant), slots_of(subject)
     write, cache = subject.bind(op), _Cache(subject, variant)
     width = _HEADS * _DIM
     fused = torch.randn(len(slots), 3 * width + 8, generator=dice).to(torch_dtype(variant))
@@ -121,7 +122,7 @@ def test_views_of_a_fused_product(subject: Subject, dice: torch.Generator, varia
     views = [
         x[:, begin : begin + width].unflatten(1, (_HEADS, _DIM)) for x in (there, fused) for begin in (width, 2 * width)
     ]
-    plan = subject.backend.plan(slots_batch(subject, slots), _group(cache.slab, op))
+    plan = plan_of(subject, slots, cache.slab, op)
     write(KvWriteArgs(key=views[0], value=views[1], cache=cache.slab.views(), plan=plan))
     cache.check(op, slots, views[2], views[3])
 
@@ -130,7 +131,7 @@ def test_views_of_a_fused_product(subject: Subject, dice: torch.Generator, varia
 def test_the_coarse_write(subject: Subject, dice: torch.Generator, variant: str) -> None:
     """Norm of the heads, rope and cache write in one: results within their bounds, the cache equal to the results."""
     form, name = variant.rsplit("-", 1)
-    dtype, slots = DTYPES[name], _slots(subject)
+    dtype, slots = DTYPES[name], slots_of(subject)
     op = QkNormRopeWriteOp(
         dtype=dtype,
         num_heads=4,
@@ -147,7 +148,7 @@ def test_the_coarse_write(subject: Subject, dice: torch.Generator, variant: str)
     query, key, value = (torch.randn(count, heads, _DIM, generator=dice).to(kind) for heads in (4, _HEADS, _HEADS))
     weights = [torch.randn(_DIM, generator=dice).to(kind) if op.features else None for _ in range(2)]
     positions, table = int32([(7 * i) % 64 for i in range(count)]), rope_table(64, _DIM)
-    plan = subject.backend.plan(slots_batch(subject, slots), _group(cache.slab, op))
+    plan = plan_of(subject, slots, cache.slab, op)
     put = subject.put
     args = QkNormRopeWriteArgs(
         query=put(query),
@@ -206,8 +207,10 @@ def test_blocks_go_in_and_out_of_the_layout(subject: Subject, dice: torch.Genera
         subject.equal(op, plane, expected.flatten(0, 1), what)
 
 
-def _group(slab: KVSlab, op: KvWriteOp | QkNormRopeWriteOp) -> GroupSpec:
-    return GroupSpec(index=0, layout=slab.layout, ops=(op,))
+def plan_of(subject: Subject, slots: list[int], slab: KVSlab, op: OpSpec) -> Plan:
+    """The plan of a step whose tokens go into those slots of that cache."""
+    group = GroupSpec(index=0, layout=slab.layout, ops=(op,))
+    return subject.backend.plan(slots_batch(subject, slots), group)
 
 
 def _write(subject: Subject, dice: torch.Generator, dtype: DType, slots: list[int], fill: float | None = None) -> None:
@@ -216,6 +219,6 @@ def _write(subject: Subject, dice: torch.Generator, dtype: DType, slots: list[in
     key, value = (torch.randn(len(slots), _HEADS, _DIM, generator=dice).to(torch_dtype(dtype)) for _ in range(2))
     if fill is not None:
         key.fill_(fill), value.fill_(fill)
-    plan = subject.backend.plan(slots_batch(subject, slots), _group(cache.slab, op))
+    plan = plan_of(subject, slots, cache.slab, op)
     write(KvWriteArgs(key=subject.put(key), value=subject.put(value), cache=cache.slab.views(), plan=plan))
     cache.check(op, slots, key, value)

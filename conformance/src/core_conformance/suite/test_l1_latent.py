@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core.backend import GroupSpec, torch_dtype
+from core.backend import torch_dtype
 from core.backend.ops import MlaOp, MlaPrologArgs, MlaPrologOp, RmsNormOp, RopeOp
 from core.spec import CacheKind, DType
 from core_conformance.cache_memory import POISONS, export, int32, latent_cache, new_cache
@@ -16,7 +16,7 @@ from core_conformance.diagnosis import known
 from core_conformance.latent import LatentStep, latent_bound, latent_by_hand, latent_suspects
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.suite.test_l1_attention import lens_of
-from core_conformance.suite.test_l1_cache import slots_batch
+from core_conformance.suite.test_l1_cache import plan_of
 from core_conformance.suite.test_l1_dense import DTYPES, norm_of, normal, rope_table, rotated
 from core_conformance.suite.test_l1_probes import STRIDES, other_keys
 from core_conformance.tolerance import pointwise_bound, probe_bound, reduction_bound, unit_roundoff
@@ -163,7 +163,7 @@ def test_what_comes_before_latent_attention(subject: Subject, dice: torch.Genera
         positions=put(positions),
         cos_sin=put(table),
         cache=slab.views(),
-        plan=subject.backend.plan(slots_batch(subject, slots), GroupSpec(index=0, layout=slab.layout, ops=(op,))),
+        plan=plan_of(subject, slots, slab, op),
     )
     q_latent, q_rope = prolog(args)
     a, b = q[..., :nope].double(), up.double()
