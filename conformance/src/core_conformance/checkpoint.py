@@ -144,7 +144,8 @@ def _outcome(check: _Check, target: Target, checkpoint: Checkpoint, findings: Fi
 
 @functools.cache
 def _golden(checkpoint: Checkpoint) -> _Golden:
-    transformers.utils.logging.set_verbosity_error()  # its stream may be pytest's, which is closed by now
+    # Its stream may be pytest's, which is closed by now.
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     wide = torch.float64 if checkpoint.dtype == "float32" else torch.float32
     exact, plain = (_load(checkpoint.folder, dtype) for dtype in (wide, torch_dtype(DType(checkpoint.dtype))))
     tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint.folder)
