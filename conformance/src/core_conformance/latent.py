@@ -61,10 +61,14 @@ class LatentStep(PagedCache):
         return out
 
     def indices(self, count: int) -> Tensor:
-        """[tokens, count]: for each query some positions that it sees, in any order; -1 behind them."""
+        """[tokens, count]: for each query some positions that it sees, in any order; -1 behind them.
+
+        Every other query has half as many, so that -1 also stands where there are keys that were not chosen.
+        """
         found = torch.full((self.num_tokens, count), -1, dtype=torch.int32)
         for token, (_, position) in enumerate(self.queries):
-            chosen = torch.randperm(position + 1, generator=self.draw)[:count].to(torch.int32)
+            most = count if token % 2 else max(1, count // 2)
+            chosen = torch.randperm(position + 1, generator=self.draw)[:most].to(torch.int32)
             found[token, : len(chosen)] = chosen
         return found
 

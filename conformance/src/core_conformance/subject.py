@@ -104,7 +104,10 @@ class Subject:
         """
         row = self.binder.resolve(op)
         if row.kind is not Kind.NO:
-            return guarded(op, self.binder.bind(op), self.get, Mismatch)
+            fn = self.binder.bind(op)
+            if not callable(fn):
+                raise Mismatch(f"bind({op.describe()}) gives {fn!r}, which cannot be called")
+            return guarded(op, fn, self.get, Mismatch)
         if not row.parts and self.backend.supports(op, self.target.device).kind is not Kind.NATIVE:
             self.must_refuse(op)
         raise UnsupportedOutcome(f"{op.describe()}: {row.reason}")

@@ -20,7 +20,7 @@ from core_conformance.mutants.planting import after, before, changed_op
 from core_conformance.mutants.variant import Mutant, kernel_bug
 from core_conformance.subject import oracle
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "blocks_by_number", "padding_untouched"]
 
 
 def _sees(shift: int) -> Maker:
@@ -88,13 +88,13 @@ def _with_group(args: Any, **changes: Any) -> Any:
     return dataclasses.replace(args, plan=plan)
 
 
-def _blocks_by_number(op: AttentionOp, args: AttentionArgs) -> AttentionArgs:
+def blocks_by_number(op: Any, args: Any) -> Any:
     """Blocks are read in rising order of their ids."""
     table = args.plan.block_table.clone()
     for row in table:
         real = row != 0
         row[real] = row[real].sort().values
-    return _with_group(args, block_table=table)  # type: ignore[no-any-return]
+    return _with_group(args, block_table=table)
 
 
 def _rows_of_requests_with_tokens(op: AttentionOp, args: AttentionArgs) -> AttentionArgs:
@@ -152,10 +152,29 @@ def _fresh_key_counted_twice(op: AttentionOp) -> Callable[[AttentionArgs], Tenso
     return attention
 
 
-def _padding_untouched(op: AttentionOp, args: AttentionArgs, out: Tensor) -> Tensor:
+def padding_untouched(op: Any, args: Any, out: Tensor) -> Tensor:
     """Rows of padding keep what the memory held."""
     out[int(args.plan.batch.num_valid_tokens) :] = float("nan")
     return out
+
+
+def _query_without_stride(op: AttentionOp, args: AttentionArgs) -> AttentionArgs:
+    """Rows of the query are read as if nothing lay between them."""
+    query, (_, heads, dim) = args.query, args.query.shape
+    if query.is_contiguous():
+        return args
+    dense = torch.as_strided(query, query.shape, (heads * dim, dim, 1), query.storage_offset())
+    return dataclasses.replace(args, query=dense)
+
+
+def _values_as_wide_as_keys(op: AttentionOp, args: AttentionArgs) -> AttentionArgs:
+    """Rows of values are found by the width of keys."""
+    if args.cache is None or op.v_head_dim == op.head_dim:
+        return args
+    value = args.cache[1]
+    row = torch.arange(value.numel() // op.v_head_dim)[:, None] * op.head_dim + torch.arange(op.v_head_dim)
+    wrong = value.flatten()[row % value.numel()].view(value.shape)
+    return dataclasses.replace(args, cache=(args.cache[0], wrong))
 
 
 def _query_scaled_in_place(op: AttentionOp, args: AttentionArgs, out: Tensor) -> Tensor:
@@ -216,12 +235,14 @@ MUTANTS: tuple[Mutant, ...] = (
     _attention("softmax without its maximum", plain_attention(Form(subtract_peak=False)), "attention/large-logits"),
     _attention("weight 0 times whatever lies there", plain_attention(Form(blank_unseen=False)), "attention/window"),
     _attention("logits in half precision", plain_attention(Form(half_logits=True))),
-    _attention("blocks read in order of their ids", before(_blocks_by_number), "attention/permuted"),
+    _attention("blocks read in order of their ids", before(blocks_by_number), "attention/permuted"),
     _attention("request without tokens shifts the tables", before(_rows_of_requests_with_tokens), "attention/mixed"),
     _attention("blocks of 16 tokens assumed", before(_blocks_of_sixteen), "attention/every-block-size"),
     _attention("128 elements of a head", _first_128_elements, "attention/head-dim-256"),
     _attention("fresh key counted twice", _fresh_key_counted_twice, "attention/hints"),
-    _attention("padding rows left as they were", after(_padding_untouched), "attention/padding"),
+    _attention("padding rows left as they were", after(padding_untouched), "attention/padding"),
+    _attention("query read without its stride", before(_query_without_stride), "attention/strided"),
+    _attention("values found by the width of keys", before(_values_as_wide_as_keys), "attention/value-dim"),
     _attention("query overwritten", after(_query_scaled_in_place)),
     kernel_bug("merged parts count alike", "merge_lse", {"merge_lse": after(_equal_parts)}),
     kernel_bug("merged in base 2", "merge_lse", {"merge_lse": before(_merge_in_base_2)}),

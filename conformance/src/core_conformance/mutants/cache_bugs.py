@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from core.backend.ops import (
+    AttentionArgs,
+    AttentionOp,
     ImportBlocksArgs,
     KvWriteArgs,
     KvWriteOp,
-    MoveTokensArgs,
     QkNormRopeWriteArgs,
     QkNormRopeWriteOp,
     RmsNormArgs,
@@ -25,7 +26,7 @@ from core_conformance.mutants.planting import after, before
 from core_conformance.mutants.variant import Mutant, kernel_bug
 from core_conformance.subject import oracle
 
-__all__ = ["MUTANTS"]
+__all__ = ["MUTANTS", "minus_one_to_slot_zero"]
 
 
 def _with_slots(args: Any, slots: Tensor) -> Any:
@@ -33,7 +34,8 @@ def _with_slots(args: Any, slots: Tensor) -> Any:
     return dataclasses.replace(args, plan=dataclasses.replace(args.plan, group=group))
 
 
-def _minus_one_to_slot_zero(op: Any, args: Any) -> Any:
+def minus_one_to_slot_zero(op: Any, args: Any) -> Any:
+    """Tokens of no slot are written to the first one."""
     return _with_slots(args, args.plan.slots.clamp(min=0))
 
 
@@ -99,6 +101,13 @@ def _one_scale_for_all_heads(op: Any, args: Any) -> Any:
         return None if scale is None else scale[:1]
 
     return dataclasses.replace(args, k_scale=first(args.k_scale), v_scale=first(args.v_scale))
+
+
+def _half_where_none(op: AttentionOp, args: AttentionArgs) -> AttentionArgs:
+    """An 8-bit cache without scales is read with a scale of its own."""
+    if op.kv_dtype is op.dtype or args.k_scale is not None or args.cache is None:
+        return args
+    return dataclasses.replace(args, v_scale=torch.tensor([0.5]))
 
 
 # -- the coarse write --------------------------------------------------------------------------------------------------
@@ -167,20 +176,8 @@ def _first_plane_only(op: Any, args: ImportBlocksArgs) -> ImportBlocksArgs:
     return dataclasses.replace(args, cache=args.cache[:1], planes=args.planes[:1])
 
 
-def _writes_before_reads(op: Any) -> Callable[[MoveTokensArgs], None]:
-    """Pair by pair, so that a slot which was a target already is read anew."""
-    honest = oracle(op)
-
-    def move_tokens(args: MoveTokensArgs) -> None:
-        for pair in range(len(args.source_slots)):
-            one = slice(pair, pair + 1)
-            honest(dataclasses.replace(args, source_slots=args.source_slots[one], target_slots=args.target_slots[one]))
-
-    return move_tokens
-
-
 MUTANTS: tuple[Mutant, ...] = (
-    kernel_bug("-1 slot written to slot 0", "kv_write", {"kv_write": before(_minus_one_to_slot_zero)}),
+    kernel_bug("-1 slot written to slot 0", "kv_write", {"kv_write": before(minus_one_to_slot_zero)}),
     kernel_bug("-1 slot written to the last slot", "kv_write", {"kv_write": before(_minus_one_to_the_last_slot)}),
     kernel_bug("key and value exchanged", "kv_write", {"kv_write": before(_key_and_value_exchanged)}),
     kernel_bug("key read without its stride", "kv_write/strided", {"kv_write": before(_rows_one_behind_the_other)}),
@@ -191,10 +188,15 @@ MUTANTS: tuple[Mutant, ...] = (
         "kv_write/decode",
         {"kv_write": before(_single_token_only_with_slot_below_a_block)},
     ),
+    kernel_bug("scales forgotten when storing", "attention/kv8", {"kv_write": before(_scales_forgotten)}),
+    kernel_bug("scales forgotten when reading", "attention/kv8", {"attention": before(_scales_forgotten)}),
+    kernel_bug("value scaled as the key", "attention/kv8", {"attention": before(_value_takes_the_scale_of_the_key)}),
+    kernel_bug("one scale for all heads", "attention/kv8", {"attention": before(_one_scale_for_all_heads)}),
+    kernel_bug("eight bits without scales halved", "attention/kv8-plain", {"attention": before(_half_where_none)}),
     kernel_bug("unrotated key stored", "qk_norm_rope_write", {"qk_norm_rope_write": _coarse_write(False, False)}),
     kernel_bug("rope before the norm", "qk_norm_rope_write/qk-norm", {"qk_norm_rope_write": _coarse_write(True, True)}),
     kernel_bug(
-        "coarse write fills slot 0", "qk_norm_rope_write", {"qk_norm_rope_write": before(_minus_one_to_slot_zero)}
+        "coarse write fills slot 0", "qk_norm_rope_write", {"qk_norm_rope_write": before(minus_one_to_slot_zero)}
     ),
     kernel_bug("blocks imported in order of their ids", "import_blocks", {"import_blocks": before(_ids_sorted)}),
     kernel_bug("values of imported blocks forgotten", "import_blocks", {"import_blocks": before(_first_plane_only)}),

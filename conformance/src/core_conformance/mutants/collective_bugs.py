@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from core.backend import CommLimits, Communicator
+from core.backend import Backend, CommLimits, Communicator
 from core.backend.comm import SingleRank, TorchCommunicator
 from core_conformance.bare import BareBackend
+from core_conformance.mutants.backend import Maker, MutantBackend
+from core_conformance.mutants.planting import after, before, changed_op
 from core_conformance.mutants.variant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -117,16 +121,44 @@ class ReceivesIntoACopy(_With):
     several = _ReceivesIntoACopy
 
 
-def _mutant(name: str, backend: type[_With], first: str = "two-ranks") -> Mutant:
-    return Mutant(name=name, level="L1", first=f"L1/collectives/{first}", backend=backend, also=("L1/collectives",))
+class DispatchInFrontOfPadding(MutantBackend):
+    """Padding of a rank comes before its tokens."""
+
+    makers: ClassVar[Mapping[str, Maker]] = {
+        "dispatch": after(lambda op, args, out: tuple(part.roll(op.capacity - len(args.x), 0) for part in out))
+    }
+
+
+class CombinesTheOtherRank(MutantBackend):
+    """Each rank gets the rows of the other end of the list."""
+
+    makers: ClassVar[Mapping[str, Maker]] = {
+        "combine": before(lambda op, args: dataclasses.replace(args, x=args.x.roll(op.capacity, 0)))
+    }
+
+
+class NormsItsOwnPart(MutantBackend):
+    """The sum over the ranks is forgotten."""
+
+    makers: ClassVar[Mapping[str, Maker]] = {"reduce_norm": changed_op(world=lambda op: 1, scatter=lambda op: False)}
+
+
+_RANKS = ("L1/collectives", "L1/dispatch/two-ranks", "L1/combine/two-ranks", "L1/reduce_norm")
+
+
+def _mutant(name: str, backend: type[Backend], first: str = "collectives/two-ranks") -> Mutant:
+    return Mutant(name=name, level="L1", first=f"L1/{first}", backend=backend, also=_RANKS)
 
 
 MUTANTS: tuple[Mutant, ...] = (
-    _mutant("a world of one counts twice", DoublesAlone, "single"),
+    _mutant("a world of one counts twice", DoublesAlone, "collectives/single"),
     _mutant("sum divided by the world", Averages),
     _mutant("own rows gathered first", OwnRowsFirst),
     _mutant("shares of a sum reversed", SharesReversed),
     _mutant("uneven exchange taken as even", EvenExchange),
     _mutant("broadcast from another rank", OtherRoot),
     _mutant("message received into a copy", ReceivesIntoACopy),
+    _mutant("padding of a rank before its tokens", DispatchInFrontOfPadding, "dispatch/two-ranks"),
+    _mutant("rows of the other rank combined", CombinesTheOtherRank, "combine/two-ranks"),
+    _mutant("norm of a rank's own part", NormsItsOwnPart, "reduce_norm/two-ranks"),
 )

@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from core.backend.reference import COMPOSITES, DECOMPOSITIONS
 from core_conformance.mutants.backend import Maker
 from core_conformance.subject import oracle
 
-__all__ = ["after", "before", "changed_op"]
+__all__ = ["after", "before", "changed_op", "changed_part"]
 
 
 def changed_op(**changes: Callable[[Any], Any]) -> Maker:
@@ -37,5 +38,18 @@ def after(change: Callable[[Any, Any, Any], Any]) -> Maker:
     def make(op: Any) -> Callable[[Any], Any]:
         honest = oracle(op)
         return lambda args: change(op, args, honest(args))
+
+    return make
+
+
+def changed_part(name: str, change: Callable[[Any, Callable[[Any], Any]], Callable[[Any], Any]]) -> Maker:
+    """A coarse operation of reference parts, of which one is another: `change(OpSpec of the part, its callable)`."""
+
+    def make(op: Any) -> Callable[[Any], Any]:
+        specs = DECOMPOSITIONS[op.name](op)
+        parts = {part: oracle(spec) for part, spec in specs.items()}
+        if name in parts:
+            parts[name] = change(specs[name], parts[name])
+        return COMPOSITES[op.name](op, **parts)
 
     return make

@@ -19,7 +19,15 @@ __all__ = ["Proof", "Uses", "operations_of_ids", "prove", "prove_honest"]
 Uses = Mapping[str, frozenset[str]]
 """Id at L1 to the operations that its check binds."""
 
-_SLOW = ("L0/probe-never-raises", "L0/spawn", "L1/collectives/two-ranks")
+_SLOW = (
+    "L0/probe-never-raises",
+    "L0/spawn",
+    "L1/collectives/two-ranks",
+    "L1/dispatch/two-ranks",
+    "L1/combine/two-ranks",
+    "L1/reduce_norm/two-ranks",
+    "L1/reduce_norm/scatter",
+)
 """Checks that start processes, seconds each: run for the mutants that are assigned to them."""
 
 _CRASH = re.compile(r"^[A-Z]\w*(Error|Exception|Interrupt): |the step that computed this request failed")
@@ -124,10 +132,10 @@ def _chooser(mutant: Mutant, uses: Uses | None) -> Callable[[str], bool]:
     wide = mutant.backend is not None and not mutant.also
 
     def chosen(check_id: str) -> bool:
+        if check_id.startswith(_SLOW) and not mutant.first.startswith(_SLOW):
+            return False
         if check_id.startswith(heads):
             return True
-        if check_id.startswith(_SLOW):
-            return False
         if mutant.level == "L1" and mutant.makers and uses is not None:
             return _uses(check_id, mutant, uses)
         return wide

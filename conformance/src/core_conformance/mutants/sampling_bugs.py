@@ -1,10 +1,9 @@
-"""From logits to tokens with one bug each: filters, draws, masks, verified drafts, and the decode state."""
+"""From logits to tokens with one bug each: filters, draws, masks, and the decode state."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,8 +13,6 @@ from core.backend.ops import (
     AdvanceOp,
     ApplyTokenBitmaskArgs,
     ApplyTokenBitmaskOp,
-    RejectionSampleArgs,
-    RejectionSampleOp,
     SampleArgs,
     SampleOp,
 )
@@ -153,51 +150,6 @@ def _whole_words_only(op: ApplyTokenBitmaskOp) -> Callable[[ApplyTokenBitmaskArg
 
 def _masked_in_a_copy(op: ApplyTokenBitmaskOp, args: ApplyTokenBitmaskArgs) -> ApplyTokenBitmaskArgs:
     return dataclasses.replace(args, logits=args.logits.clone())
-
-
-# -- verified drafts ---------------------------------------------------------------------------------------------------
-
-
-def _one_past_the_mismatch(op: RejectionSampleOp, args: RejectionSampleArgs, out: Any) -> Any:
-    """The draft behind the accepted ones stays as well, and what was drawn in its place follows."""
-    tokens, count = out[0].clone(), out[1].clone()
-    for row in range(len(tokens)):
-        accepted = int(count[row]) - 1
-        if accepted < int(args.num_draft_tokens[row]):
-            tokens[row, accepted + 1] = tokens[row, accepted]
-            tokens[row, accepted] = args.draft_token_ids[row, accepted]
-            count[row] += 1
-    return tokens, count
-
-
-def _nothing_after_the_last_draft(op: RejectionSampleOp, args: RejectionSampleArgs, out: Any) -> Any:
-    """Where every draft stays no further token is drawn."""
-    tokens, count = out[0].clone(), out[1].clone()
-    for row in range(len(tokens)):
-        drafts = int(args.num_draft_tokens[row])
-        if drafts and int(count[row]) == drafts + 1:
-            tokens[row, drafts], count[row] = -1, drafts
-    return tokens, count
-
-
-def _all_columns_are_drafts(op: RejectionSampleOp, args: RejectionSampleArgs) -> RejectionSampleArgs:
-    return dataclasses.replace(args, num_draft_tokens=torch.full_like(args.num_draft_tokens, op.num_spec_tokens))
-
-
-def _recovered_from_p(op: RejectionSampleOp, args: RejectionSampleArgs, out: Any) -> Any:
-    """After a refusal the token is drawn from the target itself."""
-    tokens, count = out[0].clone(), out[1]
-    rows = torch.arange(len(tokens))
-    last = (count - 1).long()
-    logits = args.logits[rows, last]
-    drawn = draw(tempered(logits, args.temperature), args.seeds, args.positions + last, GUMBEL_STREAM)
-    fresh = torch.where(args.temperature > 0, drawn, logits.argmax(-1))
-    tokens[rows, last] = fresh.to(tokens.dtype)
-    return tokens, count
-
-
-def _drafter_always_sure(op: RejectionSampleOp, args: RejectionSampleArgs) -> RejectionSampleArgs:
-    return dataclasses.replace(args, draft_probs=None)
 
 
 # -- the decode state --------------------------------------------------------------------------------------------------

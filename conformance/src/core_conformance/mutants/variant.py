@@ -8,11 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from core import plugins
 from core.backend import Backend
 from core.backend.ops import Determinism
 from core_conformance.bare import INFO
 from core_conformance.mutants.backend import Maker, MutantBackend
-from core_conformance.target import Target
+from core_conformance.served.options import ServedOptions
+from core_conformance.target import Target, load_target
 
 __all__ = ["Honest", "Mutant", "Variant", "engine_bug", "kernel_bug"]
 
@@ -28,6 +30,8 @@ class Variant:
         backend: The whole backend, in place of the reference with `makers`; importable from its module, since some
             checks start processes.
         bug: Context in which the core itself is wrong.
+        served: Command of a server with a bug, in place of `python -m core.cli`; it is run over the installed backend
+            that `core serve` chooses by itself.
     """
 
     name: str
@@ -35,9 +39,13 @@ class Variant:
     determinism: Determinism = Determinism.D1
     backend: type[Backend] | None = None
     bug: Callable[[], AbstractContextManager[Any]] = nullcontext
+    served: tuple[str, ...] = ()
 
     def target(self) -> Target:
         """The backend as the suite takes it."""
+        if self.served:
+            listing, _ = plugins.choose_device("auto")
+            return dataclasses.replace(load_target(listing.name), served=ServedOptions(command=self.served))
         made = self.backend
         if made is None:
             return Target(

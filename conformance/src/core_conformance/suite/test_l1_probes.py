@@ -114,7 +114,10 @@ def test_the_log_sum_exp_counts_keys(subject: Subject, variant: DType) -> None:
 
 @check("L1/attention/scale", DTYPES)
 def test_two_keys_with_a_fixed_gap(subject: Subject, variant: DType) -> None:
-    """Two keys whose logits differ by exactly ln 3: the values mix 3 to 1, whatever the scale is called."""
+    """Two keys whose logits differ by exactly ln 3: the values mix 3 to 1, whatever the scale is called.
+
+    Once near 0, and once at 60, where logits in half precision would lose the difference.
+    """
     op = attention_op(variant, scale=0.25)
     dtype = torch_dtype(variant)
     step = PagedStep(subject, op, [1], [2])
@@ -138,7 +141,11 @@ def test_two_keys_with_a_fixed_gap(subject: Subject, variant: DType) -> None:
         return {f"scale: logits are multiplied by {factor:.4g} more than they should be": mixed(factor)}
 
     exact = mixed(1.0)
-    subject.agree(op, step.run(), exact, probe_bound(exact, dtype), "(two keys) result", suspects=suspects)
+    step.query[..., 1] = 4.0
+    for logit in (0.0, 60.0):
+        step.keys[0][..., 1] = logit
+        what = f"(two keys, logits from {logit:g}) result"
+        subject.agree(op, step.run(), exact, probe_bound(exact, dtype), what, suspects=suspects)
 
 
 @check("L1/attention/head-map", [f"{heads}-{dtype}" for heads in ("4x2", "6x3", "6x1", "3x3") for dtype in DTYPES])

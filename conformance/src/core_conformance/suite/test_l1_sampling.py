@@ -102,9 +102,14 @@ def test_draws_are_those_of_the_shared_generator(subject: Subject, dice: torch.G
 
 @check("L1/sample/filtered", [*_FILTERS, "all"])
 def test_filtered_draws(subject: Subject, dice: torch.Generator, variant: str) -> None:
-    """top_k, top_p and min_p, each alone and all together, another value each row."""
+    """top_k, top_p and min_p, each alone and all together, another value each row; once with logits that are nearly
+    equal, so that a token too many is drawn as often as any other.
+    """
     features = _FILTERS if variant == "all" else (variant,)
-    _check_draws(subject, _args(dice, 300, features, 1.2), 300, features)
+    args = _args(dice, 300, features, 1.2)
+    _check_draws(subject, args, 300, features)
+    if variant in ("top_k", "all"):
+        _check_draws(subject, dataclasses.replace(args, logits=args.logits * 0.02), 300, features)
 
 
 @check("L1/sample/neutral")
