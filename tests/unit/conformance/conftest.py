@@ -40,6 +40,12 @@ def _clean(package: Package) -> Package:
     return dataclasses.replace(package, source="checkout", revision="0" * 40, dirty=False, edited=())
 
 
+@pytest.fixture(autouse=True, scope="module")
+def packages_as_they_are() -> None:
+    """A module's reports tell of the packages as they are now, as `verify` will see them."""
+    facts_module._inspect.cache_clear()
+
+
 @pytest.fixture
 def make_report() -> MakeReport:
     """Makes a report of every id of some levels; `change` maps an id to fields of its record, None takes it out."""
@@ -55,7 +61,6 @@ def make_report() -> MakeReport:
         levels = levels or ("L0", "L1", "L2", "L3")
         simulated = mode is Mode.SIMULATED
         info = DeviceInfo(index=0, arch=device, memory_bytes=2**30, sdk="sdk 3", name="Acme One", simulated=simulated)
-        facts_module._inspect.cache_clear()  # packages as they are now, as verify will see them
         made = gather_facts(INFO, info, package="core-inference", levels=levels)
         made = dataclasses.replace(
             made,
