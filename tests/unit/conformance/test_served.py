@@ -169,10 +169,10 @@ def test_a_backend_that_is_not_installed_is_an_error_of_l4() -> None:
     assert "'reference' is no installed package" in record.reason and not report.ok
 
 
-def test_without_lm_eval_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_lm_eval_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ErrorOutcome, match=r"pip install 'core-conformance\[accuracy\]'"):
-        accuracy.evaluate(Server(["x"], {}, 1.0), tmp_path, [], chat_template=None)
+        accuracy.require_lm_eval()
 
 
 def test_scores_leave_out_what_rounding_decides() -> None:

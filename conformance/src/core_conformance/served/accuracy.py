@@ -19,7 +19,7 @@ from core_conformance.served.task_data import TASKS
 from core_conformance.subject import Mismatch
 from core_conformance.tolerance import ACCURACY_MARGIN
 
-__all__ = ["EXTRA", "Scores", "evaluate"]
+__all__ = ["EXTRA", "Scores", "evaluate", "require_lm_eval"]
 
 EXTRA = "core-conformance[accuracy]"
 """What brings lm-eval."""
@@ -58,6 +58,13 @@ class Scores:
         return self.served_tokens / self.reference_tokens if self.reference_tokens else float("nan")
 
 
+def require_lm_eval() -> None:
+    """Raises ErrorOutcome where lm-eval, or what its client needs, is not installed."""
+    missing = [name for name in ("lm_eval", "aiohttp", "tenacity") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ErrorOutcome(f"{', '.join(missing)} cannot be imported; install it: pip install '{EXTRA}'")
+
+
 def evaluate(
     server: Server, folder: Path, tasks: list[dict[str, Any]], *, chat_template: str | None
 ) -> dict[str, Scores]:
@@ -70,12 +77,8 @@ def evaluate(
         chat_template: The server's, where it is not the checkpoint's.
 
     Raises:
-        ErrorOutcome: lm-eval is not installed.
         Mismatch: it came to no result, most likely because the server answered with an error; holds its last lines.
     """
-    missing = [name for name in ("lm_eval", "aiohttp", "tenacity") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ErrorOutcome(f"{', '.join(missing)} cannot be imported; install it: pip install '{EXTRA}'")
     limit = server.get("/v1/models").json()["data"][0]["max_model_len"]
     request = {"url": server.url, "name": MODEL_NAME, "folder": str(folder), "max_length": limit, "tasks": tasks}
     with tempfile.TemporaryDirectory(prefix="core-conformance-accuracy-") as place:

@@ -14,10 +14,13 @@ from typing import Any
 
 import torch
 import transformers
-from lm_eval import simple_evaluate
-from lm_eval.api.model import TemplateLM
-from lm_eval.models.openai_completions import LocalChatCompletion, LocalCompletionsAPI
-from lm_eval.tasks import TaskManager
+from lm_eval import simple_evaluate  # type: ignore[import-not-found, unused-ignore]
+from lm_eval.api.model import TemplateLM  # type: ignore[import-not-found, unused-ignore]
+from lm_eval.models.openai_completions import (  # type: ignore[import-not-found, unused-ignore]
+    LocalChatCompletion,
+    LocalCompletionsAPI,
+)
+from lm_eval.tasks import TaskManager  # type: ignore[import-not-found, unused-ignore]
 
 __all__ = ["Reference", "main"]
 
@@ -38,7 +41,8 @@ class Reference(TemplateLM):  # type: ignore[misc]
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         if chat_template is not None:
             self.tokenizer.chat_template = chat_template
-        self._model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self._model = model.eval()
         self._known = len(self.tokenizer)
         if self._model.num_parameters() < _SMALL:
             torch.set_num_threads(1)  # threads that wait for each other take ten times the work itself
@@ -94,13 +98,13 @@ class Reference(TemplateLM):  # type: ignore[misc]
         )
         made = [token for token in out.sequences[0, ids.shape[1] :].tolist() if token != self.eot_token_id]
         best = torch.cat(out.logits)[:, : self._known].topk(2).values
-        text, length = self.tokenizer.decode(made, skip_special_tokens=True), len(best)
+        text, length = str(self.tokenizer.decode(made, skip_special_tokens=True)), len(best)
         stops = [at for stop in options["until"] if (at := text.find(stop)) >= 0]
         if stops:
             text = text[: min(stops)]
             length = min(len(self.tok_encode(text)) + 1, length)
         self.margins.append(float((best[:length, 0] - best[:length, 1]).min()))
-        return str(text)
+        return text
 
 
 def _served(request: dict[str, Any], *, chat: bool) -> Any:

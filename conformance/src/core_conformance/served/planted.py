@@ -49,7 +49,7 @@ def _ignores_leavers() -> None:
         return await work
 
     for module in (chat, completions, stream):
-        module.unless_disconnected = unless_disconnected  # type: ignore[assignment, attr-defined]
+        module.unless_disconnected = unless_disconnected  # type: ignore[attr-defined]
 
 
 def _forgets_headers() -> None:
@@ -112,7 +112,7 @@ def _around_generate(change: Callable[[Any, Any, Any], AsyncGenerator[Any, None]
         finally:
             await source.aclose()
 
-    ServerState.generate = generate  # type: ignore[method-assign]
+    ServerState.generate = generate  # type: ignore[method-assign, assignment]
 
 
 def _loses_text_under_load() -> None:
@@ -159,7 +159,7 @@ def _does_not_drain() -> None:
     async def drain(*args: Any) -> None:
         return None
 
-    server._drain = drain
+    server._drain = drain  # type: ignore[assignment]
 
 
 BUGS: dict[str, Bug] = {

@@ -10,9 +10,9 @@ from types import TracebackType
 
 from core.backend import Kind
 from core.spec import DType
-from core_conformance.models import model_folder
 from core_conformance.records import ErrorOutcome, Mode
 from core_conformance.samples import core_operations
+from core_conformance.served.long_copy import served_copy_folder
 from core_conformance.served.options import ServedOptions
 from core_conformance.served.server import Server
 from core_conformance.served.speed_model import speed_folder
@@ -81,11 +81,7 @@ class Servers:
             ErrorOutcome: the backend is not installed, so that `core serve` cannot know it.
             Mismatch: the server does not start; said again, without another try, to every check that asks.
         """
-        if not self.target.installed:
-            raise ErrorOutcome(
-                f"backend {self.target.name!r} is no installed package, and `core serve --device NAME` starts only "
-                "those; install it as a package with an entry point in core.backends, then run L4"
-            )
+        self.require_installed()
         if setup in self._failed:
             raise Mismatch(self._failed[setup])
         if self._setup == setup and self._server is not None and self._server.alive:
@@ -98,6 +94,14 @@ class Servers:
             self._failed[setup], self._server = str(error), None
             raise
         return self._server
+
+    def require_installed(self) -> None:
+        """Raises ErrorOutcome where the backend is no installed package."""
+        if not self.target.installed:
+            raise ErrorOutcome(
+                f"backend {self.target.name!r} is no installed package, and `core serve --device NAME` starts only "
+                "those; install it as a package with an entry point in core.backends, then run L4"
+            )
 
     def stop(self) -> int | None:
         """Stops the server that runs, if one does, and returns its exit code."""
@@ -117,7 +121,7 @@ class Servers:
         """The checkpoint that this setup serves."""
         if setup.model == "speed":
             return speed_folder(simulated=self.target.mode is Mode.SIMULATED)
-        return model_folder("copy") if setup.model == "copy" else Path(setup.model)
+        return served_copy_folder() if setup.model == "copy" else Path(setup.model)
 
     @property
     def dtype(self) -> DType:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 from core_conformance.subject import Mismatch
 
 __all__ = [
+    "ChatChoice",
     "ChatChunk",
     "ChatCompletion",
     "Completion",
@@ -20,6 +21,7 @@ __all__ = [
     "ErrorBody",
     "Model",
     "ModelList",
+    "TextChoice",
     "Tokenized",
     "Usage",
     "parse",
@@ -68,8 +70,8 @@ class TextLogprobs(_Wire):
 
     @model_validator(mode="after")
     def _parallel(self) -> TextLogprobs:
-        lists = (self.token_logprobs, self.text_offset, *([self.top_logprobs] if self.top_logprobs else []))
-        if any(len(item) != len(self.tokens) for item in lists):
+        lengths = {len(self.tokens), len(self.token_logprobs), len(self.text_offset)}
+        if len(lengths | ({len(self.top_logprobs)} if self.top_logprobs else set())) != 1:
             raise ValueError("the lists of logprobs differ in length")
         if self.text_offset != sorted(self.text_offset):
             raise ValueError("text_offset decreases")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
+from typing import Any
 
 from core_conformance.checks import check
 from core_conformance.records import ErrorOutcome, Findings, UnsupportedOutcome
-from core_conformance.served.accuracy import Scores, evaluate
+from core_conformance.served.accuracy import Scores, evaluate, require_lm_eval
 from core_conformance.served.setups import CHAT_TEMPLATE, ROOMY, Servers
 from core_conformance.subject import Mismatch
 from core_conformance.tolerance import ACCURACY_SHARE, LENGTH_SHARE
@@ -19,6 +20,7 @@ _LEAST_DOCUMENTS = 12
 def _evaluated(servers: Servers) -> dict[str, Scores] | ErrorOutcome | Mismatch:
     """All tasks in one run of lm-eval; what keeps it from a result is said to each check that asks."""
     try:
+        require_lm_eval()
         return _evaluate(servers)
     except (ErrorOutcome, Mismatch) as error:
         return error
@@ -26,6 +28,7 @@ def _evaluated(servers: Servers) -> dict[str, Scores] | ErrorOutcome | Mismatch:
 
 def _evaluate(servers: Servers) -> dict[str, Scores]:
     real = servers.real_model()
+    tasks: list[dict[str, Any]]
     if real is None:
         tasks = [
             {"task": "copy_choice", "chat": False},

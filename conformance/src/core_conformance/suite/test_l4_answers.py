@@ -12,12 +12,14 @@ from core_conformance.served.copying import STOP, STOP_CAUSE, copy_answer, copy_
 from core_conformance.served.server import MODEL_NAME, Server
 from core_conformance.served.streams import Streamed, read_stream
 from core_conformance.served.wire import (
+    ChatChoice,
     ChatChunk,
     ChatCompletion,
     Completion,
     CompletionChunk,
     Model,
     ModelList,
+    TextChoice,
     Tokenized,
     Usage,
     parse,
@@ -136,12 +138,17 @@ def _check_usage(case: Case, usage: Usage | None, what: str) -> None:
     _must_be(f"{what}: usage.completion_tokens", usage.completion_tokens, case.tokens * len(case.texts))
 
 
+def _said(answer: Completion | ChatCompletion) -> list[tuple[TextChoice | ChatChoice, str | None]]:
+    if isinstance(answer, ChatCompletion):
+        return [(choice, choice.message.content) for choice in answer.choices]
+    return [(choice, choice.text) for choice in answer.choices]
+
+
 def _check_choices(case: Case, answer: Completion | ChatCompletion, what: str) -> None:
     _must_be(f"{what}: model", answer.model, MODEL_NAME)
     _must_be(f"{what}: indices", [choice.index for choice in answer.choices], [*range(len(case.texts))])
-    for choice, text in zip(answer.choices, case.texts, strict=True):
-        got = choice.message.content if hasattr(choice, "message") else choice.text
-        _must_be(f"{what}: text of choice {choice.index}", got, text)
+    for (choice, said), text in zip(_said(answer), case.texts, strict=True):
+        _must_be(f"{what}: text of choice {choice.index}", said, text)
         _must_be(f"{what}: finish_reason", choice.finish_reason, case.finish)
         _must_be(f"{what}: stop_reason", choice.stop_reason, case.stop_reason)
         if case.body.get("return_token_ids"):
@@ -238,7 +245,8 @@ def test_usage_in_a_stream_only_where_asked_for(server: Server, variant: str) ->
         raise Mismatch(f"a stream without stream_options carries usage: {never}")
     if last[-1] != _COUNT or any(value is not None for value in last[:-1]):
         raise Mismatch(f"include_usage: completion tokens by chunk are {last}, expected {_COUNT} in the last one alone")
-    if None in always or always != sorted(filter(None.__ne__, always)) or always[-1] != _COUNT:
+    grown = [value for value in always if value is not None]
+    if always != sorted(grown) or grown[-1] != _COUNT:
         raise Mismatch(f"continuous_usage_stats: completion tokens by chunk are {always}, expected to grow to {_COUNT}")
 
 

@@ -62,7 +62,7 @@ _WRONG = {
     "prompt-type": Wrong(_TEXT, {"prompt": {"a": 1}}, param="prompt"),
     "prompt-id-too-large": Wrong(_TEXT, {"prompt": [1, 10**6]}, param="prompt"),
     "prompt-id-negative": Wrong(_TEXT, {"prompt": [1, -1]}, param="prompt"),
-    "prompt-too-long": Wrong(_TEXT, {"prompt": [5] * 5000}, param="prompt", code="context_length_exceeded"),
+    "prompt-too-long": Wrong(_TEXT, {"prompt": [5] * 9000}, param="prompt", code="context_length_exceeded"),
     "no-messages": Wrong(_CHAT, b"{}", param="messages"),
     "empty-messages": Wrong(_CHAT, {"messages": []}, param="messages"),
     "message-without-role": Wrong(_CHAT, {"messages": [{"content": "x"}]}),
@@ -117,7 +117,7 @@ def test_a_field_out_of_range_is_named(server: Server, findings: Findings, varia
 @check("L4/errors/in-a-stream")
 def test_an_error_before_the_first_token_has_its_status(server: Server) -> None:
     """A streamed request that is wrong gets the same error as one that is not streamed, not a stream."""
-    for body in ({"prompt": [5] * 5000, "stream": True}, {"prompt": _PROMPT, "top_p": 7, "stream": True}):
+    for body in ({"prompt": [5] * 9000, "stream": True}, {"prompt": _PROMPT, "top_p": 7, "stream": True}):
         _refused(server, Wrong(_TEXT, body), "a streamed request that is wrong")
 
 
@@ -135,7 +135,7 @@ def test_a_body_that_is_too_large(server: Server) -> None:
 def test_wrong_requests_leave_the_server_as_it_was(server: Server) -> None:
     """After many refusals a good request gets its right answer, and nothing is counted as running."""
     for _ in range(5):
-        for body in ({"prompt": [5] * 5000}, {"prompt": _PROMPT, "n": 0}, {"prompt": [1, -1]}):
+        for body in ({"prompt": [5] * 9000}, {"prompt": _PROMPT, "n": 0}, {"prompt": [1, -1]}):
             server.post(_TEXT, _whole(body))
     reply = server.post(_TEXT, _whole({"prompt": _PROMPT, "max_tokens": 9, "temperature": 0}))
     if reply.json()["choices"][0]["text"] != copy_answer(_PROMPT, 9):
