@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -237,3 +238,24 @@ def test_every_planted_bug_names_a_check_that_exists() -> None:
 
 def test_options_have_the_documented_defaults() -> None:
     assert ServedOptions() == ServedOptions(model=None, soak_seconds=8.0)
+
+
+@pytest.mark.timeout(600)
+def test_the_wire_format_of_a_served_engine() -> None:
+    """The part of L4 that fits here, through the command; `nox -s served` runs all of it."""
+    if "sim" not in {entry.name for entry in entry_points(group="core.backends")}:
+        pytest.skip("core-backend-sim is not installed; pip install -e backends/sim")
+    command = [sys.executable, "-m", "core.cli", "conformance", "run", "--backend", "sim", "--level", "L4", "-v"]
+    done = subprocess.run([*command, "-k", "L4/wire"], capture_output=True, text=True, timeout=580, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
+    passed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("PASS")]
+    assert len(passed) > 25 and all(check_id.startswith("L4/wire") for check_id in passed)
+
+
+@pytest.mark.timeout(600)
+def test_a_planted_bug_is_seen() -> None:
+    """One of them; `nox -s served` runs all."""
+    if "sim" not in {entry.name for entry in entry_points(group="core.backends")}:
+        pytest.skip("core-backend-sim is not installed; pip install -e backends/sim")
+    seen, reason = planted.prove("counts-too-many", "sim")
+    assert seen and "usage.completion_tokens is 13, expected 12" in reason, reason
