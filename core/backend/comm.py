@@ -104,7 +104,8 @@ class SingleRank(Communicator):
 class TorchCommunicator(Communicator):
     """Collectives over a torch process group.
 
-    Element types that the group cannot carry (8-bit floats) are moved as bytes; they cannot be reduced.
+    Element types that the group cannot carry (8-bit floats) are moved as bytes; they cannot be reduced. A group of gloo
+    carries tensors of the host alone: those of a device go through host memory, slowly, whatever the device.
 
     Args:
         group: The process group of exactly these ranks.
@@ -112,43 +113,58 @@ class TorchCommunicator(Communicator):
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
+        self._over_host = dist.get_backend(group) == "gloo"
         self.rank = dist.get_rank(group)
         self.world = dist.get_world_size(group)
 
     def all_reduce_(self, x: Tensor) -> Tensor:
-        dist.all_reduce(x, group=self._group)
-        return x
+        sent = self._sent(x)
+        dist.all_reduce(sent, group=self._group)
+        return _arrived(sent, x)
 
     def all_gather(self, x: Tensor) -> Tensor:
-        out = x.new_empty((self.world * x.shape[0], *x.shape[1:]))
-        dist.all_gather_into_tensor(_bytes(out), _bytes(x.contiguous()), group=self._group)
-        return out
+        sent = self._sent(x.contiguous())
+        out = sent.new_empty((self.world * x.shape[0], *x.shape[1:]))
+        dist.all_gather_into_tensor(_bytes(out), _bytes(sent), group=self._group)
+        return out.to(x.device)
 
     def reduce_scatter(self, x: Tensor) -> Tensor:
-        out = x.new_empty((x.shape[0] // self.world, *x.shape[1:]))
-        dist.reduce_scatter_tensor(out, x.contiguous(), group=self._group)
-        return out
+        sent = self._sent(x.contiguous())
+        out = sent.new_empty((x.shape[0] // self.world, *x.shape[1:]))
+        dist.reduce_scatter_tensor(out, sent, group=self._group)
+        return out.to(x.device)
 
     def all_to_all_v(self, x: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
-        out = x.new_empty((sum(recv_counts), *x.shape[1:]))
-        dist.all_to_all_single(
-            _bytes(out), _bytes(x.contiguous()), list(recv_counts), list(send_counts), group=self._group
-        )
-        return out
+        sent = self._sent(x.contiguous())
+        out = sent.new_empty((sum(recv_counts), *x.shape[1:]))
+        dist.all_to_all_single(_bytes(out), _bytes(sent), list(recv_counts), list(send_counts), group=self._group)
+        return out.to(x.device)
 
     def broadcast(self, x: Tensor, root: int) -> Tensor:
-        dist.broadcast(_bytes(x), src=dist.get_global_rank(self._group, root), group=self._group)
-        return x
+        sent = self._sent(x)
+        dist.broadcast(_bytes(sent), src=dist.get_global_rank(self._group, root), group=self._group)
+        return _arrived(sent, x)
 
     def send(self, x: Tensor, to: int) -> None:
-        dist.send(_bytes(x.contiguous()), dst=dist.get_global_rank(self._group, to), group=self._group)
+        sent = self._sent(x.contiguous())
+        dist.send(_bytes(sent), dst=dist.get_global_rank(self._group, to), group=self._group)
 
     def recv(self, x: Tensor, source: int) -> Tensor:
-        dist.recv(_bytes(x), src=dist.get_global_rank(self._group, source), group=self._group)
-        return x
+        sent = self._sent(x)
+        dist.recv(_bytes(sent), src=dist.get_global_rank(self._group, source), group=self._group)
+        return _arrived(sent, x)
 
     def close(self) -> None:
         dist.destroy_process_group(self._group)
+
+    def _sent(self, x: Tensor) -> Tensor:
+        """`x` where the group can reach it: itself, or a copy on the host."""
+        return x.to("cpu") if self._over_host else x
+
+
+def _arrived(sent: Tensor, x: Tensor) -> Tensor:
+    """`x`, with what came into `sent` where that is a copy."""
+    return x if sent is x else x.copy_(sent)
 
 
 def _bytes(x: Tensor) -> Tensor:

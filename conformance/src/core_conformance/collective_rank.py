@@ -37,6 +37,15 @@ def _target(text: str) -> Target:
     return Target(info=info, make=make)
 
 
+def _transport(backend: Backend, num_devices: int) -> str:
+    """The one that torch has for the device; gloo, through the host, where it has none or the ranks share a device."""
+    try:
+        own = str(dist.get_default_backend_for_device(backend.device))
+    except ValueError:
+        return "gloo"
+    return own if num_devices >= WORLD else "gloo"
+
+
 def main(info: str, rank: int, meeting_file: str) -> None:
     """Joins the other rank, runs every case, and writes a JSON object to standard output.
 
@@ -47,7 +56,11 @@ def main(info: str, rank: int, meeting_file: str) -> None:
     target.index = min(rank, len(backend.probe()) - 1)
     backend.open(target.index, OpenConfig(rank=rank, world=WORLD))
     dist.init_process_group(
-        init_method=f"file://{meeting_file}", rank=rank, world_size=WORLD, timeout=datetime.timedelta(seconds=60)
+        backend=_transport(backend, len(backend.probe())),
+        init_method=f"file://{meeting_file}",
+        rank=rank,
+        world_size=WORLD,
+        timeout=datetime.timedelta(seconds=60),
     )
     answers = {}
     try:
