@@ -104,7 +104,7 @@ def attention_floor(logit_magnitude: float, value_magnitude: float, head_dim: in
 
 
 def recurrence_bound(ref: Tensor, plain: Tensor, length: int, dtype: torch.dtype) -> Tensor:
-    """For recurrent layers: one rounding to `dtype`, and twice what float32 costs token by token, or in any other order.
+    """For recurrent layers: one rounding to `dtype`, and twice what float32 costs token by token, or in another order.
 
     Args:
         ref: Exact result, float64.
