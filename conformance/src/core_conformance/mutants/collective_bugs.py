@@ -44,12 +44,12 @@ class _SharesReversed(TorchCommunicator):
         return super().reduce_scatter(torch.cat(list(reversed(x.split(count)))))
 
 
-class _EvenExchange(TorchCommunicator):
-    """Received rows are put down as if every rank had sent the same number."""
+class _LastSenderFirst(TorchCommunicator):
+    """Received rows stand in falling order of their ranks."""
 
     def all_to_all_v(self, x: Tensor, send_counts: Sequence[int], recv_counts: Sequence[int]) -> Tensor:
         out = super().all_to_all_v(x, send_counts, recv_counts)
-        return out.roll(recv_counts[0] - len(out) // self.world, dims=0)
+        return torch.cat(list(reversed(out.split(list(recv_counts)))))
 
 
 class _RootOfTheWorldsEnd(TorchCommunicator):
@@ -103,10 +103,10 @@ class SharesReversed(_With):
     several = _SharesReversed
 
 
-class EvenExchange(_With):
-    """See `_EvenExchange`."""
+class LastSenderFirst(_With):
+    """See `_LastSenderFirst`."""
 
-    several = _EvenExchange
+    several = _LastSenderFirst
 
 
 class OtherRoot(_With):
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("sum divided by the world", Averages),
     _mutant("own rows gathered first", OwnRowsFirst),
     _mutant("shares of a sum reversed", SharesReversed),
-    _mutant("uneven exchange taken as even", EvenExchange),
+    _mutant("rows exchanged from the last rank on", LastSenderFirst),
     _mutant("broadcast from another rank", OtherRoot),
     _mutant("message received into a copy", ReceivesIntoACopy),
     _mutant("padding of a rank before its tokens", DispatchInFrontOfPadding, "dispatch/two-ranks"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from core.exec import drafts, step_result
 from core.exec.input_batch import InputBatch
 from core.exec.model_runner import ModelRunner
+from core.exec.sampler import needs_known_tokens
 from core.outputs import EngineOutput, FinishReason
 from core.request import Request, RequestStatus
 from core.sched import report
@@ -47,23 +48,6 @@ def _refused_draft_told() -> Iterator[None]:
         return output
 
     with mock.patch("core.exec.model_runner.collect", collect):
-        yield
-
-
-@contextmanager
-def _refused_drafts_stay_computed() -> Iterator[None]:
-    """Where a request stands is not taken back behind refused drafts: its next token is written too far."""
-    honest = StepReport._advance
-
-    def advance(self: StepReport, request: Request, scheduled: Any, num_sampled: int) -> bool:
-        before = request.num_computed_tokens
-        done = honest(self, request, scheduled, num_sampled)
-        refused = before - request.num_computed_tokens
-        if refused and request.status is RequestStatus.RUNNING:
-            request.num_computed_tokens = min(before, request.num_tokens - 1)
-        return done
-
-    with mock.patch.object(StepReport, "_advance", advance):
         yield
 
 
@@ -114,33 +98,39 @@ def _news_of_the_aborted() -> Iterator[None]:
 
 
 @contextmanager
-def _grammar_sees_every_draft() -> Iterator[None]:
-    """A mask follows from all drafts of the step, those behind its row included."""
-    honest = ModelRunner._sampling_row
-
-    def sampling_row(self: ModelRunner, state: Any, position: int) -> Any:
-        row = honest(self, state, position)
-        if row.bitmask is not None and self._token_masks is not None:
-            end = max(position, int(self._drafted.get(state.request_id, position)))  # type: ignore[attr-defined]
-            output = self._inputs.tokens_before(state, end)[state.num_prompt_tokens :]
-            row.bitmask = self._token_masks.allowed(state.request_id, output)
-        return row
-
-    prepare = InputBatch.prepare
-    drafted: dict[str, int] = {}
+def _every_draft_seen(looks_back: Callable[[ModelRunner, Any], bool]) -> Iterator[None]:
+    """Rows of a step see all of its drafts, those behind them included, where `looks_back` says so."""
+    honest, prepare = ModelRunner._sampling_row, InputBatch.prepare
+    ends: dict[str, int] = {}
 
     def prepared(self: InputBatch, scheduled: Any) -> Any:
-        drafted.clear()
-        ends = {e.request_id: e.num_computed_tokens + e.num_scheduled_tokens for e in scheduled if e.draft_token_ids}
-        drafted.update(ends)
+        ends.clear()
+        ends.update({e.request_id: e.num_computed_tokens + e.num_scheduled_tokens for e in scheduled})
         return prepare(self, scheduled)
+
+    def tokens_before(self: InputBatch, state: Any, position: int) -> npt.NDArray[Any]:
+        tokens: npt.NDArray[Any] = self._tokens[state.row, : max(position, ends.get(state.request_id, 0))]
+        return tokens
+
+    def sampling_row(self: ModelRunner, state: Any, position: int) -> Any:
+        if not looks_back(self, state):
+            return honest(self, state, position)
+        with mock.patch.object(InputBatch, "tokens_before", tokens_before):
+            return honest(self, state, position)
 
     with (
         mock.patch.object(ModelRunner, "_sampling_row", sampling_row),
-        mock.patch.object(ModelRunner, "_drafted", drafted, create=True),
         mock.patch.object(InputBatch, "prepare", prepared),
     ):
         yield
+
+
+def _constrained(runner: ModelRunner, state: Any) -> bool:
+    return runner._token_masks is not None and runner._token_masks.constrains(state.request_id)
+
+
+def _penalised(runner: ModelRunner, state: Any) -> bool:
+    return needs_known_tokens(state.params)
 
 
 @contextmanager
@@ -148,12 +138,13 @@ def _mask_a_token_late() -> Iterator[None]:
     """A mask is asked for before the newest token is known."""
 
     def tokens_before(self: InputBatch, state: Any, position: int) -> npt.NDArray[Any]:
-        return self._tokens[state.row, : max(position - 1, state.num_prompt_tokens)]
+        tokens: npt.NDArray[Any] = self._tokens[state.row, : max(position - 1, state.num_prompt_tokens)]
+        return tokens
 
     honest = ModelRunner._sampling_row
 
     def sampling_row(self: ModelRunner, state: Any, position: int) -> Any:
-        if self._token_masks is None or not self._token_masks.constrains(state.request_id):
+        if not _constrained(self, state):
             return honest(self, state, position)
         with mock.patch.object(InputBatch, "tokens_before", tokens_before):
             return honest(self, state, position)
@@ -166,10 +157,10 @@ MUTANTS: tuple[Mutant, ...] = (
     engine_bug("one draft accepted past the mismatch", "drafts/wrong", lambda: _accepts(1), "drafts"),
     engine_bug("no draft ever accepted", "drafts/perfect", lambda: _accepts(-99), "drafts/perfect"),
     engine_bug("refused draft told", "drafts/wrong", _refused_draft_told, "drafts/random"),
-    engine_bug("refused drafts stay computed", "drafts", _refused_drafts_stay_computed),
+    engine_bug("penalties see refused drafts", "constraints/penalties-drafts", lambda: _every_draft_seen(_penalised)),
     engine_bug("token cached before it is computed", "drafts/prefix-cache", _last_token_cached),
     engine_bug("told behind the end", "drafts/ends", _told_behind_the_end),
     engine_bug("news of an aborted request", "chance", _news_of_the_aborted, "drafts/abort"),
-    engine_bug("grammar advanced on a refused draft", "structured/drafts", _grammar_sees_every_draft, "structured"),
+    engine_bug("grammar advanced on a refused draft", "structured/drafts", lambda: _every_draft_seen(_constrained)),
     engine_bug("mask one token late", "structured", _mask_a_token_late),
 )

@@ -214,9 +214,9 @@ def _bent(name: str, kind: str, bug: Any) -> Mutant:
 
 MUTANTS: tuple[Mutant, ...] = (
     _bent("prompt counted as output", "penalties", lambda: _penalties(_prompt_counted)),
-    _bent("repetition of the output alone", "penalties", lambda: _penalties(_output_alone)),
-    _bent("newest token not penalised", "penalties", lambda: _penalties(_newest_token_unseen)),
-    _bent("presence counted each time", "penalties", lambda: _penalties(_presence_for_each)),
+    _bent("repetition of the output alone", "rewards", lambda: _penalties(_output_alone)),
+    _bent("newest token not penalised", "rewards", lambda: _penalties(_newest_token_unseen)),
+    _bent("presence counted each time", "rewards", lambda: _penalties(_presence_for_each)),
     _bent("bias added to the first row", "logit-bias", _bias_of_the_first_row),
     _bent("list of allowed ids ignored", "allowed-ids", lambda: _parameters(allowed_token_ids=lambda params: None)),
     _bent(

@@ -38,12 +38,29 @@ class _Bend:
 
 
 def _penalties(logits: Tensor, prompt: tuple[int, ...], output: tuple[int, ...]) -> Tensor:
+    return _penalised(logits, prompt, output, repetition=1.5, frequency=0.5, presence=0.75)
+
+
+def _rewards(logits: Tensor, prompt: tuple[int, ...], output: tuple[int, ...]) -> Tensor:
+    """What came comes again: tokens of the prompt, the newest one, and how often they came, all of it shows."""
+    return _penalised(logits, prompt, output, repetition=0.7, frequency=-0.45, presence=-0.6)
+
+
+def _penalised(
+    logits: Tensor,
+    prompt: tuple[int, ...],
+    output: tuple[int, ...],
+    *,
+    repetition: float,
+    frequency: float,
+    presence: float,
+) -> Tensor:
     for token in {*prompt, *output}:
-        logits[token] = logits[token] / 1.5 if logits[token] > 0 else logits[token] * 1.5
+        logits[token] = logits[token] / repetition if logits[token] > 0 else logits[token] * repetition
     for token in output:
-        logits[token] -= 0.5
+        logits[token] -= frequency
     for token in set(output):
-        logits[token] -= 0.75
+        logits[token] -= presence
     return logits
 
 
@@ -108,6 +125,7 @@ def _drawn(logits: Tensor, prompt: tuple[int, ...], output: tuple[int, ...]) -> 
 _SEED, _TEMPERATURE = 4321, 0.8
 _BENDS = {
     "penalties": _Bend({"repetition_penalty": 1.5, "frequency_penalty": 0.5, "presence_penalty": 0.75}, _penalties),
+    "rewards": _Bend({"repetition_penalty": 0.7, "frequency_penalty": -0.45, "presence_penalty": -0.6}, _rewards),
     "logit-bias": _Bend({"logit_bias": {7: 1.25, 99: -100.0, 200: 0.75}}, _bias),
     "allowed-ids": _Bend({"allowed_token_ids": _EVEN}, _even),
     "bad-words": _Bend({"bad_words_token_ids": _BAD_WORDS}, _no_bad_words),

@@ -60,15 +60,15 @@ def test_right_and_wrong_drafts_under_every_schedule(subject: Subject, variant: 
 @check("L3/drafts/prefix-cache", ENGINE_MODELS)
 def test_refused_drafts_are_not_cached(subject: Subject, variant: str) -> None:
     """Prompts that go on where outputs with wrong drafts ended find cached blocks; these hold no refused draft."""
-    size = subject.block_size
-    firsts = [greedy(variant, prompt_of(40 + size - index, seed=70), 8) for index in (2, 4, 6)]
+    whole = -(-48 // subject.block_size) * subject.block_size  # outputs that end before, with and behind a block
+    firsts = [greedy(variant, prompt_of(whole - 8 + more, seed=70), 8) for more in (-1, 0, 1)]
     kinds: tuple[Kind, ...] = ("wrong", "random", "perfect")
     for kind in kinds:
         with engine(subject, variant, drafter=GoldenDrafter(kind, firsts)) as rig:
             compare_all(subject, rig, f"{kind} drafts", goldens=firsts)
             comparison = Comparison(variant, exact=variant == "copy")
             for first in firsts:
-                golden = greedy(variant, (*first.prompt, *first.tokens), 4)
+                golden = greedy(variant, (*first.prompt, *first.tokens, 1, 2), 4)
                 request_id = rig.start(golden.prompt, max_tokens=4)
                 comparison.check(rig, golden, tokens_of(rig.finish()[request_id]), f"behind {kind} drafts")
             comparison.close(subject)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ from core_conformance.tolerance import LOGIT_DELTA
 
 _MODELS = ("llama", "gemma3")
 _TOP = 4
+_BENDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.7, "seed": 5},
+    {"logit_bias": {7: 3.0, 99: -50.0}, "repetition_penalty": 1.5},
+    {"allowed_token_ids": tuple(range(0, 256, 3))},
+)
+"""What bends the choice of tokens: log-probabilities are the model's own all the same."""
 
 
 @check("L3/logprobs", [f"{m}-{s}" for m in _MODELS for s in ("default", "chunks", "recompute", "swap", "drafts")])
@@ -27,7 +35,10 @@ def test_of_outputs(subject: Subject, variant: str) -> None:
     with scheduled(subject, model, schedule, goldens) as rig:
         counts = [_TOP, 0, _TOP, 1]
         pairs = list(zip(goldens, counts, strict=True))
-        ids = [rig.start(golden.prompt, max_tokens=6, logprobs=count) for golden, count in pairs]
+        ids = [
+            rig.start(golden.prompt, max_tokens=6, logprobs=count, **bend)
+            for (golden, count), bend in zip(pairs, _BENDS, strict=True)
+        ]
         news = rig.finish()
     for (golden, count), request_id in zip(pairs, ids, strict=True):
         tokens = tokens_of(news[request_id])
