@@ -117,7 +117,7 @@ def downstream(session: nox.Session) -> None:
     """A vendor's road to a certificate, from wheels alone, and a deliberate bug that is named."""
     _install(session, ALL, *TEST_TOOLS)
     session.env["CORE_DOWNSTREAM"] = "full"
-    _run(session, "pytest", "tests/e2e/test_downstream.py", "-s", *session.posargs)
+    _run(session, "pytest", "tests/e2e/test_downstream.py", "tests/e2e/test_far_device.py", "-s", *session.posargs)
 
 
 @chore

@@ -212,3 +212,11 @@ def test_the_walk_ends_with_a_certificate(vendor: Vendor) -> None:
 def test_the_packages_own_tests_pass(vendor: Vendor) -> None:
     said = vendor.says("pytest core-backend-acme")
     assert "4 passed" in said
+
+
+@only_full
+@pytest.mark.timeout(600)
+def test_the_first_certificate_takes_few_lines(vendor: Vendor) -> None:
+    found = json.loads(vendor.says("core conformance next --backend acme --json"))
+    print(f"lines of the vendor's package: {found['vendor_lines']}; write next: {found['next']}")
+    assert 0 < found["vendor_lines"] <= 60
