@@ -119,7 +119,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     revision: str | None = None
     enforce_eager: bool = False
-    """Never capture graphs (`--enforce-eager`)."""
+    """Never record a step and replay it (`--enforce-eager`)."""
     deterministic: bool = False
     """Ask every operation for batch- and chunk-invariant results (`--deterministic`)."""
     num_threads: int = 0

@@ -370,7 +370,18 @@ class Backend(abc.ABC):
         return into
 
     def capture(self, fn: Callable[[], Any], plans: Sequence[Plan]) -> Graph:
-        """Records one call of `fn` for replay. The default keeps the function and calls it again.
+        """Records one call of `fn` for replay. The default records nothing: it keeps the function and calls it again.
+
+        Whether the call itself takes effect is open: whoever records replays next, and `fn` bears being run twice.
+        A backend that overrides this gets decode steps recorded by the engine, where the verdicts allow it.
+
+        Args:
+            fn: Reads its inputs from tensors that stay where they are, and from `plans`.
+            plans: Plans of the step, one a cache group; a graph may skip the padding that their batch announces by
+                `num_valid_tokens`.
+
+        Raises:
+            Exception: `fn` does what cannot be recorded. The engine then runs all steps eagerly and says so once.
 
         Conformance: L0/capture-replay
         """

@@ -95,7 +95,7 @@ def _print_doctor(found: DoctorReport) -> None:
         weights.add_row(str(weight.count), _dense(weight.stored), _dense(weight.kept), weight.reason)
     _print(weights)
     verdict = "every operation can be done" if found.usable else "the device refuses what is marked NO"
-    sys.stdout.write(f"{verdict}; table {found.table_hash}\n")
+    sys.stdout.write(f"{verdict}; {found.graphs}; table {found.table_hash}\n")
 
 
 def _dense(scheme: str) -> str:

@@ -84,7 +84,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         field="enforce_eager",
         names=("--enforce-eager/--no-enforce-eager",),
         kind=bool,
-        text="Never capture graphs; none are captured yet.",
+        text="Run every step call by call; no decode step is recorded and replayed.",
     ),
     Flag(
         field="deterministic",

@@ -13,6 +13,7 @@ from core.config import EngineConfig
 from core.errors import BackendUnavailableError
 from core.exec.build import build_context
 from core.exec.sampler import sample_ops
+from core.exec.step_graphs import graph_rule
 from core.layers import BuildContext
 from core.loader.checkpoint import open_checkpoint
 from core.loader.hub import resolve_model
@@ -68,6 +69,7 @@ class DoctorReport:
 
     Args:
         table_hash: Hash of the operation table; part of every conformance record.
+        graphs: Which steps are recorded and replayed, or why none are.
         usable: Whether no operation is refused.
     """
 
@@ -80,6 +82,7 @@ class DoctorReport:
     operations: tuple[OperationRow, ...]
     weights: tuple[WeightRow, ...]
     table_hash: str
+    graphs: str
     usable: bool
 
     def to_json(self) -> dict[str, Any]:
@@ -107,6 +110,7 @@ def report(config: EngineConfig) -> DoctorReport:
         binder = Binder(backend, listing.info, devices[index], block_size=config.cache.block_size or _ANY_BLOCK_SIZE)
         ctx = build_context(config, binder, checkpoint, dry=True)
         model = build_model(checkpoint.config, ctx, plugins.list_models())
+        rule = graph_rule(backend, binder.table, enforce_eager=config.enforce_eager)  # the sampler is in no graph
         _resolve_sampler(ctx, model.spec.vocab_size)
         choices = Counter((choice.stored, choice.scheme, choice.reason) for choice in model.weight_schemes())
         return DoctorReport(
@@ -122,6 +126,7 @@ def report(config: EngineConfig) -> DoctorReport:
                 for (stored, kept, reason), count in choices.items()
             ),
             table_hash=binder.table.hash,
+            graphs=rule.describe(),
             usable=not binder.table.refused(),
         )
 

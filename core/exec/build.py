@@ -14,6 +14,7 @@ from core.exec.drafts import Drafter, Proposer
 from core.exec.kv_memory import choose_block_size, make_kv_pool
 from core.exec.model_runner import ModelRunner
 from core.exec.sampler import Sampler
+from core.exec.step_graphs import GraphRule, graph_rule
 from core.exec.token_masks import TokenMasks
 from core.layers import BuildContext
 from core.layers.context import Quantization
@@ -61,6 +62,7 @@ def build_runner(
     ctx = build_context(config, binder, checkpoint, weights=weights, num_tokenizer_ids=num_tokenizer_ids)
     model = build_model(checkpoint.config, ctx, extra_models)
     model.load(weights)
+    rule = graph_rule(backend, binder.table, enforce_eager=config.enforce_eager)  # before the sampler adds its rows
     sampler = Sampler(binder, model.spec.vocab_size, backend.device, ctx.determinism, masks=token_masks is not None)
     pool = make_kv_pool(config, backend, model.spec, block_size, model.cache_ops)
     proposer = None
@@ -72,8 +74,10 @@ def build_runner(
         sampler,
         pool,
         max_num_seqs=config.scheduler.max_num_seqs,
+        max_model_len=min(config.max_model_len or model.spec.max_model_len, model.spec.max_model_len),
+        rule=rule,
         table=binder.table,
-        resolved=describe_resolution(binder, model, ctx.dtype),
+        resolved=describe_resolution(binder, model, ctx.dtype, rule),
         proposer=proposer,
         token_masks=token_masks,
     )
@@ -125,14 +129,15 @@ def choose_dtype(wish: str, stored: str, binder: Binder) -> DType:
     return candidates[0] if candidates else DType.BFLOAT16
 
 
-def describe_resolution(binder: Binder, model: CausalLM, dtype: DType) -> str:
-    """One line for people: device, types, and how many operations are native."""
+def describe_resolution(binder: Binder, model: CausalLM, dtype: DType, rule: GraphRule) -> str:
+    """One line for people: device, types, how many operations are native, and which steps are recorded."""
     schemes = sorted({choice.scheme for choice in model.weight_schemes()} - {"none"})
     weights = f", weights {'+'.join(schemes)}" if schemes else ""
     table = binder.table
     return (
         f"{binder.info.name}:{binder.device.index} ({binder.device.arch}), {dtype.value}{weights}, "
-        f"{table.count(Kind.NATIVE)} operations NATIVE, {table.count(Kind.COMPOSITE)} COMPOSITE, table {table.hash}"
+        f"{table.count(Kind.NATIVE)} operations NATIVE, {table.count(Kind.COMPOSITE)} COMPOSITE, table {table.hash}, "
+        f"{rule.describe()}"
     )
 
 

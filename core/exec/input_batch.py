@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,8 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from core.backend import Batch, GroupBatch
+from core.backend import Batch
 from core.exec.device_copies import DeviceCopies
+from core.exec.step_arrays import StepArrays, make_batch
 from core.kv.groups import KVCacheGroup
 from core.sampling_params import SamplingParams
 from core.sched.output import NewRequest, ScheduledRequest
@@ -65,18 +66,18 @@ class StepInputs:
         batch: What the model gets.
         states: Requests in the order of the batch.
         scheduled: Their shares of the step.
-        positions: [T], the batch's positions on the host.
-        sample_indices: For each row of `batch.logits_indices` the request's position in `states`. A request that
-            samples has one row, and one more for each of its drafts: what follows its last known token comes first.
+        sample_indices: For each row of logits the request's position in `states`. A request that samples has one row,
+            and one more for each of its drafts: what follows its last known token comes first.
         sample_positions: For each of these rows the position of the token to be drawn.
+        logits_rows: For each of these rows that of the hidden states, for indexing.
     """
 
     batch: Batch
     states: list[RequestState]
     scheduled: Sequence[ScheduledRequest]
-    positions: Int32Array
     sample_indices: list[int]
     sample_positions: list[int]
+    logits_rows: slice | Tensor
 
 
 class InputBatch:
@@ -94,14 +95,15 @@ class InputBatch:
     ) -> None:
         self._groups = tuple(groups)
         self._block_size = block_size
-        self._to_device = copies.put
+        self._copies = copies
         self._states: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._tokens: Int32Array = np.zeros((max_num_seqs, 256), dtype=np.int32)
         self._tables: list[Int32Array] = [np.zeros((max_num_seqs, 16), dtype=np.int32) for _ in self._groups]
         self._table_lens: Int32Array = np.zeros((len(self._groups), max_num_seqs), dtype=np.int32)
-        self.last_sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=copies.device)
-        """[rows], int32, device: newest token of each row, possibly not known to the host yet."""
+        self._iota = np.arange(256, dtype=np.int32)
+        self._last_sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=copies.device)
+        """[rows], device: newest token of each row, possibly not known to the host yet."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._states
@@ -156,42 +158,70 @@ class InputBatch:
         """Tokens [0, position): the known ones and, in a step that verifies drafts, of these the first; a view."""
         return self._tokens[state.row, :position]
 
-    def prepare(self, scheduled: Sequence[ScheduledRequest]) -> StepInputs:
-        """The batch of a step. Draft tokens are written behind the known ones first."""
+    def prepare(
+        self, scheduled: Sequence[ScheduledRequest], put: Callable[[StepArrays], Batch] | None = None
+    ) -> StepInputs:
+        """The batch of a step. Draft tokens are written behind the known ones first.
+
+        Args:
+            put: Brings the step's arrays into the storage of a recorded step; None makes tensors for this step.
+        """
         states = [self._states[entry.request_id] for entry in scheduled]
         for state, entry in zip(states, scheduled, strict=True):
-            self._write_drafts(state, entry)
-        rows = np.fromiter((state.row for state in states), dtype=np.int32, count=len(states))
-        computed = np.fromiter((entry.num_computed_tokens for entry in scheduled), dtype=np.int32, count=len(states))
-        counts = np.fromiter((entry.num_scheduled_tokens for entry in scheduled), dtype=np.int32, count=len(states))
-        starts = np.zeros(len(states) + 1, dtype=np.int32)
-        np.cumsum(counts, out=starts[1:])
-        owner = np.repeat(np.arange(len(states), dtype=np.int32), counts)
-        positions = np.arange(starts[-1], dtype=np.int32) - starts[owner] + computed[owner]
+            if entry.draft_token_ids:
+                self._write_drafts(state, entry)
+        rows = np.array([state.row for state in states], dtype=np.int32)
+        computed = np.array([entry.num_computed_tokens for entry in scheduled], dtype=np.int32)
+        counts = np.array([entry.num_scheduled_tokens for entry in scheduled], dtype=np.int32)
+        owner, starts, positions = self._lay_out(computed, counts)
+        token_ids, pending = self._token_ids(states, scheduled, rows, owner, positions)
         sample_tokens = _sample_tokens(scheduled, starts)
-        batch = Batch(
-            num_reqs=len(states),
-            num_tokens=int(starts[-1]),
-            num_decodes=int(np.count_nonzero(counts == 1)),
-            max_query_len=int(counts.max(initial=0)),
-            token_ids=self._token_ids(states, scheduled, rows, owner, positions),
-            positions=self._to_device(positions),
-            query_start_loc=self._to_device(starts),
-            query_start_loc_host=starts.tolist(),
-            num_valid_tokens=self._to_device(starts[-1:].copy()),
-            groups=tuple(
-                self._group_batch(index, rows, owner, positions, computed, counts) for index in range(len(self._groups))
-            ),
-            logits_indices=self._to_device(sample_tokens),
+        seq_lens = computed + counts
+        tables, slots = self._blocks(rows, owner, positions, computed, seq_lens)
+        arrays = StepArrays(
+            token_ids=token_ids,
+            positions=positions,
+            counts=counts,
+            starts=starts,
+            seq_lens=seq_lens,
+            tables=tables,
+            slots=slots,
+            logits_rows=sample_tokens,
         )
+        batch = make_batch(arrays, self._copies) if put is None else put(arrays)
+        self._fill_pending(batch.token_ids, rows, owner, pending)
         return StepInputs(
             batch=batch,
             states=states,
             scheduled=scheduled,
-            positions=positions,
             sample_indices=owner[sample_tokens].tolist(),
             sample_positions=(positions[sample_tokens] + 1).tolist(),
+            logits_rows=self._logits_rows(arrays, batch, recorded=put is not None),
         )
+
+    def keep_sampled(self, states: Sequence[RequestState], token_ids: Tensor) -> None:
+        """Writes down on the device what was sampled, for the steps that follow before the host knows it.
+
+        Args:
+            token_ids: [len(states)], int32, device.
+        """
+        rows = np.array([state.row for state in states], dtype=np.int64)
+        if self._copies.in_place:
+            self._last_sampled.numpy()[rows] = token_ids.numpy()
+        else:
+            self._last_sampled.index_copy_(0, self._copies.put(rows), token_ids)
+
+    def _lay_out(self, computed: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """(request of each token, first token of each request, position of each token)."""
+        num_reqs, num_tokens = len(counts), int(counts.sum())
+        if max(num_reqs, num_tokens) >= len(self._iota):
+            self._iota = np.arange(2 * max(num_reqs, num_tokens), dtype=np.int32)
+        if num_tokens == num_reqs:  # one token each: nobody has none
+            return self._iota[:num_reqs], self._iota[: num_reqs + 1], computed
+        starts = np.zeros(num_reqs + 1, dtype=np.int32)
+        np.cumsum(counts, out=starts[1:])
+        owner = np.repeat(self._iota[:num_reqs], counts)
+        return owner, starts, self._iota[:num_tokens] - starts[owner] + computed[owner]
 
     def _token_ids(
         self,
@@ -200,44 +230,47 @@ class InputBatch:
         rows: Int32Array,
         owner: Int32Array,
         positions: Int32Array,
-    ) -> Tensor:
+    ) -> tuple[Int32Array, npt.NDArray[np.intp]]:
+        """Tokens that the host knows, and the indices of those that only the device knows."""
         self._reserve_tokens(int(positions.max(initial=0)) + 1)
-        token_ids = self._to_device(self._tokens[rows[owner], positions])
-        known = np.fromiter((state.num_tokens for state in states), dtype=np.int32, count=len(states))
-        drafts = np.fromiter(
-            (e.num_computed_tokens + e.num_scheduled_tokens - len(e.draft_token_ids) for e in scheduled),
-            dtype=np.int32,
-            count=len(states),
+        known = np.array([state.num_tokens for state in states], dtype=np.int32)
+        drafts = np.array(
+            [e.num_computed_tokens + e.num_scheduled_tokens - len(e.draft_token_ids) for e in scheduled], dtype=np.int32
         )
         pending = np.flatnonzero((positions >= known[owner]) & (positions < drafts[owner]))
-        if pending.size:
-            # Tokens that the previous step sampled and the host has not seen: they go from device to device.
-            where, source = self._to_device(pending), self._to_device(rows[owner[pending]])
-            token_ids[where] = self.last_sampled[source]
-        return token_ids
+        return self._tokens[rows[owner], positions], pending
 
-    def _group_batch(
-        self,
-        index: int,
-        rows: Int32Array,
-        owner: Int32Array,
-        positions: Int32Array,
-        computed: Int32Array,
-        counts: Int32Array,
-    ) -> GroupBatch:
-        seq_lens = computed + counts
+    def _fill_pending(
+        self, token_ids: Tensor, rows: Int32Array, owner: Int32Array, pending: npt.NDArray[np.intp]
+    ) -> None:
+        """Tokens that the previous step sampled and the host has not seen: they go from device to device."""
+        if not pending.size:
+            return
+        source = rows[owner[pending]]
+        if self._copies.in_place:
+            token_ids.numpy()[pending] = self._last_sampled.numpy()[source]
+        else:
+            token_ids[self._copies.put(pending)] = self._last_sampled[self._copies.put(source)]
+
+    def _logits_rows(self, arrays: StepArrays, batch: Batch, *, recorded: bool) -> slice | Tensor:
+        if len(arrays.logits_rows) == len(arrays.positions):  # every token's
+            return slice(len(arrays.positions))
+        return self._copies.put(arrays.logits_rows) if recorded else batch.logits_indices
+
+    def _blocks(
+        self, rows: Int32Array, owner: Int32Array, positions: Int32Array, computed: Int32Array, seq_lens: Int32Array
+    ) -> tuple[list[Int32Array], list[Int32Array]]:
+        """Block table and slots of each cache group."""
         width = max(1, -(-int(seq_lens.max(initial=1)) // self._block_size))
-        self._reserve_blocks(index, width)
-        table = self._tables[index][rows, :width]
-        blocks = table[owner, positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-        self._hide_unread(table, index, seq_lens, computed)
-        return GroupBatch(
-            block_table=self._to_device(table),
-            slots=self._to_device(slots.astype(np.int32, copy=False)),
-            seq_lens=self._to_device(seq_lens),
-            seq_lens_host=seq_lens.tolist(),
-        )
+        columns, offsets = np.divmod(positions, self._block_size)
+        tables, slots = [], []
+        for index in range(len(self._groups)):
+            self._reserve_blocks(index, width)
+            table = self._tables[index][rows, :width]
+            slots.append((table[owner, columns] * self._block_size + offsets).astype(np.int32, copy=False))
+            self._hide_unread(table, index, seq_lens, computed)
+            tables.append(table)
+        return tables, slots
 
     def _hide_unread(self, table: Int32Array, index: int, seq_lens: Int32Array, computed: Int32Array) -> None:
         """Names the null block where nothing may be read: past the end and before the window of the first query."""
@@ -249,10 +282,9 @@ class InputBatch:
             table[columns < (first_key // self._block_size)[:, None]] = 0
 
     def _write_drafts(self, state: RequestState, entry: ScheduledRequest) -> None:
-        if entry.draft_token_ids:
-            end = entry.num_computed_tokens + entry.num_scheduled_tokens
-            self._reserve_tokens(end)
-            self._tokens[state.row, end - len(entry.draft_token_ids) : end] = entry.draft_token_ids
+        end = entry.num_computed_tokens + entry.num_scheduled_tokens
+        self._reserve_tokens(end)
+        self._tokens[state.row, end - len(entry.draft_token_ids) : end] = entry.draft_token_ids
 
     def _append_blocks(self, index: int, row: int, ids: Sequence[int]) -> None:
         start = int(self._table_lens[index, row])
@@ -275,7 +307,7 @@ class InputBatch:
         self._tokens = np.concatenate([self._tokens, np.zeros_like(self._tokens)])
         self._tables = [np.concatenate([table, np.zeros_like(table)]) for table in self._tables]
         self._table_lens = np.concatenate([self._table_lens, np.zeros_like(self._table_lens)], axis=1)
-        self.last_sampled = torch.cat([self.last_sampled, torch.zeros_like(self.last_sampled)])
+        self._last_sampled = torch.cat([self._last_sampled, torch.zeros_like(self._last_sampled)])
 
 
 def _sample_tokens(scheduled: Sequence[ScheduledRequest], starts: Int32Array) -> Int32Array:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from core.backend import Backend, Batch, KVSlab, Pending, Plan
+from core.backend import Backend, Capture, KVSlab, Pending
 from core.backend.negotiate import OpTable
 from core.errors import EngineDeadError
 from core.exec.device_copies import DeviceCopies
@@ -20,6 +20,8 @@ from core.exec.drafts import Proposer
 from core.exec.input_batch import InputBatch, RequestState, StepInputs
 from core.exec.kv_memory import KVPool
 from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs, top_logprobs
+from core.exec.step_arrays import StepBuffers
+from core.exec.step_graphs import MAX_GRAPH_REQS, GraphRule, RecordedStep, StepGraphs
 from core.exec.step_result import StepResult, collect
 from core.exec.token_masks import TokenMasks
 from core.kv.groups import KVCacheGroups
@@ -43,6 +45,8 @@ class ModelRunner:
         sampler: Bound.
         pool: Memory of the KV cache.
         max_num_seqs: Most requests in a step.
+        max_model_len: Longest sequence.
+        rule: Which steps may be recorded.
         table: How operations were resolved.
         resolved: The same in one line, for people.
         proposer: Proposes draft tokens; None for none.
@@ -57,6 +61,8 @@ class ModelRunner:
         pool: KVPool,
         *,
         max_num_seqs: int,
+        max_model_len: int,
+        rule: GraphRule,
         table: OpTable,
         resolved: str,
         proposer: Proposer | None = None,
@@ -69,7 +75,24 @@ class ModelRunner:
         self._token_masks = token_masks
         self._pool = pool
         self._caches = pool.layer_caches()
-        self._inputs = InputBatch(max_num_seqs, pool.groups.groups, self.block_size, DeviceCopies(backend))
+        copies = DeviceCopies(backend)
+        self._inputs = InputBatch(max_num_seqs, pool.groups.groups, self.block_size, copies)
+        rows, width = min(max_num_seqs, MAX_GRAPH_REQS), -(-max_model_len // self.block_size)
+        storage = (
+            []
+            if rule.capture is Capture.NEVER
+            else [StepBuffers(copies, rows, 1, table_width=width, num_groups=len(pool.group_specs))]
+        )
+        self.graphs = StepGraphs(
+            backend,
+            model,
+            pool.groups,
+            pool.group_specs,
+            self._caches,
+            rule=rule,
+            buffers=storage,
+            max_num_reqs=rows,
+        )
         self._lock = threading.Lock()
         """Guards the request mirror: the runner thread reads it, whoever takes a result appends to it."""
         self._unfinished: StepResult | None = None
@@ -163,10 +186,12 @@ class ModelRunner:
         self._await_known_tokens(output.scheduled)
         with self._lock:
             self._take_up(output)
-            inputs = self._inputs.prepare(output.scheduled) if output.scheduled else None
+            recorded = self._match(output.scheduled)
+            put = None if recorded is None else recorded.put
+            inputs = self._inputs.prepare(output.scheduled, put) if output.scheduled else None
         if inputs is None:
             return StepResult(step_id=output.step_id)
-        step = self._forward(output.step_id, inputs)
+        step = self._forward(output.step_id, inputs, recorded)
         self._unfinished = step
         return step
 
@@ -204,10 +229,12 @@ class ModelRunner:
         for copy in copies:
             copy.wait()
 
-    def _forward(self, step_id: int, inputs: StepInputs) -> StepResult:
-        batch = inputs.batch
-        plans = self._plans(batch)
-        hidden = self._model.forward(batch, plans, self._caches)
+    def _match(self, scheduled: Sequence[ScheduledRequest]) -> RecordedStep | None:
+        longest = max([entry.num_computed_tokens + entry.num_scheduled_tokens for entry in scheduled], default=0)
+        return self.graphs.match(scheduled, -(-longest // self.block_size))
+
+    def _forward(self, step_id: int, inputs: StepInputs, recorded: RecordedStep | None) -> StepResult:
+        hidden = self._run_model(inputs) if recorded is None else self.graphs.forward(recorded)
         rows, on_host, pending = None, None, Pending()
         if inputs.sample_indices:
             rows = self._sample(hidden, inputs)
@@ -223,19 +250,18 @@ class ModelRunner:
             prompt_logprobs=self._prompt_logprobs(hidden, inputs),
         )
 
-    def _plans(self, batch: Batch) -> list[Plan | None]:
-        """The plan of each layer's group; None for a layer without a cache."""
-        plans = [self._backend.plan(batch, spec) for spec in self._pool.group_specs]
-        return [None if place is None else plans[place[0]] for place in self._pool.groups.layer_slabs]
+    def _run_model(self, inputs: StepInputs) -> Tensor:
+        """The step as it is, without a recording."""
+        plans = self.graphs.layer_plans([self._backend.plan(inputs.batch, spec) for spec in self._pool.group_specs])
+        return self._model.forward(inputs.batch, plans, self._caches)
 
     def _sample(self, hidden: Tensor, inputs: StepInputs) -> SampledRows:
-        logits = self._logits(hidden[inputs.batch.logits_indices])
+        logits = self._logits(hidden[inputs.logits_rows])
         places = zip(inputs.sample_indices, inputs.sample_positions, strict=True)
         rows = [self._sampling_row(inputs.states[index], position) for index, position in places]
         sampled = self._sampler.sample(logits, rows)
         # Of a request with drafts any row's token may stay here: it runs again when the host knows which counts.
-        targets = torch.tensor([row.state.row for row in rows], device=self._backend.device)
-        self._inputs.last_sampled[targets] = sampled.token_ids
+        self._inputs.keep_sampled([row.state for row in rows], sampled.token_ids)
         return sampled
 
     def _sampling_row(self, state: RequestState, position: int) -> SamplingRow:

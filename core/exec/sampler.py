@@ -81,6 +81,27 @@ class SampledRows:
     logprob_rows: list[int] = field(default_factory=list)
 
 
+@dataclass(slots=True, kw_only=True)
+class _Parameters:
+    """What the requests of a step ask for, as the device takes it; the same for every step of the same requests.
+
+    Args:
+        states: The requests, in the order of the rows.
+        constrained_rows: Rows whose logits are changed before the draw.
+        logprob_rows: Rows that asked for logprobs.
+        top_k: None, as `top_p` and `min_p`, where no row filters its candidates.
+    """
+
+    states: list[RequestState]
+    constrained_rows: list[int]
+    logprob_rows: list[int]
+    temperature: Tensor
+    seeds: Tensor
+    top_k: Tensor | None = None
+    top_p: Tensor | None = None
+    min_p: Tensor | None = None
+
+
 class Sampler:
     """Samples rows independently of each other: a row's token depends on its own logits, parameters and seed alone.
 
@@ -105,6 +126,7 @@ class Sampler:
         self._apply_bitmask = binder.bind(bitmask) if masks else None
         self._vocab_size = vocab_size
         self._device = device
+        self._last: _Parameters | None = None
 
     def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledRows:
         """Draws one token a row.
@@ -112,35 +134,60 @@ class Sampler:
         Args:
             logits: [S, vocab_size], float32; overwritten.
         """
-        wanted = [i for i, row in enumerate(rows) if row.state.params.logprobs is not None]
+        params = self._parameters(rows)
+        wanted = params.logprob_rows
         # Log-probabilities are the model's own: taken before masks, penalties and temperature.
         raw = torch.log_softmax(logits[wanted], dim=-1) if wanted else None
-        failed = self._constrain(logits, rows)
-        token_ids = self._draw(logits, rows)
+        constrained = params.constrained_rows
+        if self._apply_bitmask is not None:
+            constrained = sorted({*constrained, *(i for i, row in enumerate(rows) if row.bitmask is not None)})
+        failed = self._constrain(logits, rows, constrained) if constrained else {}
+        token_ids = self._draw(logits, rows, params)
         out = SampledRows(token_ids=token_ids, failed=failed, logprob_rows=wanted)
         if raw is not None:
             most = max(rows[i].state.params.logprobs or 0 for i in wanted)
             out.logprobs = top_logprobs(raw, token_ids[wanted].long(), most)
         return out
 
-    def _draw(self, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-        params = [row.state.params for row in rows]
+    def _parameters(self, rows: Sequence[SamplingRow]) -> _Parameters:
+        """Those of the step before where it had the same requests: most steps of a stream have."""
+        states = [row.state for row in rows]
+        if self._last is None or self._last.states != states:
+            self._last = self._gather(states)
+        return self._last
+
+    def _gather(self, states: list[RequestState]) -> _Parameters:
+        params = [state.params for state in states]
+        found = _Parameters(
+            states=states,
+            constrained_rows=[index for index, p in enumerate(params) if _constrains(p)],
+            logprob_rows=[index for index, p in enumerate(params) if p.logprobs is not None],
+            temperature=self._floats([p.temperature for p in params]),
+            seeds=torch.tensor([state.seed for state in states], dtype=torch.int64, device=self._device),
+        )
+        if any(_filters(p) for p in params):
+            found.top_k = self._ints([0 if p.top_k < 0 else min(p.top_k, self._vocab_size) for p in params])
+            found.top_p = self._floats([p.top_p for p in params])
+            found.min_p = self._floats([p.min_p for p in params])
+        return found
+
+    def _draw(self, logits: Tensor, rows: Sequence[SamplingRow], params: _Parameters) -> Tensor:
         args = SampleArgs(
             logits=logits,
-            temperature=self._floats([p.temperature for p in params]),
-            seeds=torch.tensor([row.state.seed for row in rows], dtype=torch.int64, device=self._device),
+            temperature=params.temperature,
+            seeds=params.seeds,
             positions=self._ints([row.position for row in rows]),
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
         )
-        if not any(_filters(p) for p in params):
-            return self._plain(args)  # type: ignore[no-any-return]
-        args.top_k = self._ints([0 if p.top_k < 0 else min(p.top_k, self._vocab_size) for p in params])
-        args.top_p = self._floats([p.top_p for p in params])
-        args.min_p = self._floats([p.min_p for p in params])
-        return self._filtered(args)  # type: ignore[no-any-return]
+        sample = self._plain if params.top_k is None else self._filtered
+        return sample(args)  # type: ignore[no-any-return]
 
-    def _constrain(self, logits: Tensor, rows: Sequence[SamplingRow]) -> dict[int, str]:
+    def _constrain(self, logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) -> dict[int, str]:
         masked = []
-        for index, row in enumerate(rows):
+        for index in indices:
+            row = rows[index]
             params = row.state.params
             _penalize(logits[index], row)
             if params.logit_bias:
@@ -188,6 +235,12 @@ class Sampler:
 
 def _filters(params: SamplingParams) -> bool:
     return not params.greedy and (params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0)
+
+
+def _constrains(params: SamplingParams) -> bool:
+    return bool(
+        needs_known_tokens(params) or params.logit_bias or params.min_tokens > 0 or params.allowed_token_ids is not None
+    )
 
 
 def _forbidden_ids(row: SamplingRow) -> list[int]:

@@ -85,6 +85,20 @@ struct AttentionArgs {
   int64_t split_keys = 0;        // 0 = split long streams by what the threads need; > 0 = always at this many keys
 };
 
+// What a step's kernels read of its requests. Made once a step and cache group; a recorded call keeps the address and reads
+// the contents when it is replayed.
+struct StepPlan {
+  int64_t num_requests = 0;
+  const int32_t* query_start_loc = nullptr;  // [num_requests + 1]
+  const int32_t* seq_lens = nullptr;         // [num_requests]
+  const int32_t* block_table = nullptr;      // [num_requests, table_stride]
+  int64_t table_stride = 0;
+  const int32_t* slots = nullptr;  // [num_slots]
+  int64_t num_slots = 0;
+  int64_t num_tokens = 0;                     // padding included
+  const int32_t* num_valid_tokens = nullptr;  // [1]
+};
+
 struct RaggedArgs {
   AttentionArgs attention;  // kv: only the shape is read
   const void* key = nullptr;

@@ -1,5 +1,5 @@
 // Python face of the kernels. Tensors come as addresses with sizes and strides; core_cpu.kernels checks them first.
-// Every call releases the GIL.
+// Every call releases the GIL. Calls that read or write a step's tensors are submitted, so that a tape can keep them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -11,6 +11,7 @@
 
 #include "args.h"
 #include "pack.h"
+#include "tape.h"
 #include "threading.h"
 
 namespace py = pybind11;
@@ -31,6 +32,10 @@ std::vector<std::string> isa_levels() {
 void set_isa(const std::string& name) {
   if (!isa_select(name.c_str()))
     throw std::invalid_argument("instruction set '" + name + "' is not built in or not on this machine");
+}
+
+void require_no_tape(const char* name) {
+  if (Tape::recording()) throw std::logic_error(std::string(name) + " cannot be part of a recorded step");
 }
 
 void define_weight(py::module_& m) {
@@ -79,7 +84,7 @@ void define_linear(py::module_& m) {
         a.y_dtype = y_dtype;
         a.y_stride = y_stride;
         a.invariant = invariant;
-        kernels().linear(a);
+        submit(a);
       },
       py::arg("weight"), py::arg("x"), py::arg("x_dtype"), py::arg("m"), py::arg("x_stride"), py::arg("y"),
       py::arg("y_dtype"), py::arg("y_stride"), py::arg("bias") = 0, py::arg("bias_dtype") = 0,
@@ -88,13 +93,14 @@ void define_linear(py::module_& m) {
       "embed",
       [](const Weight& w, Address ids, int64_t count, Address out, int out_dtype, int64_t out_stride, float scale) {
         py::gil_scoped_release release;
-        kernels().embed({w, at<int32_t>(ids), at(out), out_dtype, count, out_stride, scale});
+        submit(EmbedArgs{w, at<int32_t>(ids), at(out), out_dtype, count, out_stride, scale});
       },
       py::arg("weight"), py::arg("ids"), py::arg("count"), py::arg("out"), py::arg("out_dtype"), py::arg("out_stride"),
       py::arg("scale") = 1.f);
   m.def(
       "dequantize",
       [](const Weight& w, Address out) {
+        require_no_tape("dequantize");
         py::gil_scoped_release release;
         kernels().dequantize(w, at<float>(out));
       },
@@ -114,27 +120,62 @@ void define_cache(py::module_& m) {
       [](const KvArgs& kv, Address key, int64_t key_stride, int64_t key_head_stride, Address value,
          int64_t value_stride, int64_t value_head_stride, int dtype, int64_t num_tokens, Address slots) {
         py::gil_scoped_release release;
-        kernels().kv_write({kv, at(key), at(value), dtype, num_tokens, key_stride, key_head_stride, value_stride,
+        submit(KvWriteArgs{kv, at(key), at(value), dtype, num_tokens, key_stride, key_head_stride, value_stride,
                             value_head_stride, at<int32_t>(slots)});
       },
       py::arg("cache"), py::arg("key"), py::arg("key_stride"), py::arg("key_head_stride"), py::arg("value"),
       py::arg("value_stride"), py::arg("value_head_stride"), py::arg("dtype"), py::arg("num_tokens"), py::arg("slots"));
   m.def(
+      "kv_write_planned",
+      [](const KvArgs& kv, Address key, int64_t key_stride, int64_t key_head_stride, Address value,
+         int64_t value_stride, int64_t value_head_stride, int dtype, const StepPlan& plan) {
+        py::gil_scoped_release release;
+        KvWriteArgs write{kv,           at(key),         at(value),         dtype,  0, key_stride, key_head_stride,
+                          value_stride, value_head_stride, nullptr};
+        submit(PlannedWrite{write, &plan});
+      },
+      py::arg("cache"), py::arg("key"), py::arg("key_stride"), py::arg("key_head_stride"), py::arg("value"),
+      py::arg("value_stride"), py::arg("value_head_stride"), py::arg("dtype"), py::arg("plan"));
+  m.def(
       "kv_read",
       [](const KvArgs& kv, Address key, Address value, int64_t count, Address slots) {
         py::gil_scoped_release release;
-        kernels().kv_read({kv, at(key), at(value), count, at<int32_t>(slots)});
+        submit(KvReadArgs{kv, at(key), at(value), count, at<int32_t>(slots)});
       },
       py::arg("cache"), py::arg("key"), py::arg("value"), py::arg("count"), py::arg("slots"));
   m.def(
       "copy_blocks",
       [](Address source, Address target, int64_t block_bytes, const std::vector<std::pair<int64_t, int64_t>>& pairs) {
+        require_no_tape("copy_blocks");
         py::gil_scoped_release release;
         for (auto& [from, to] : pairs)
           std::memcpy(at<char>(target) + to * block_bytes, at<char>(source) + from * block_bytes,
                       static_cast<size_t>(block_bytes));
       },
       py::arg("source"), py::arg("target"), py::arg("block_bytes"), py::arg("pairs"));
+}
+
+void define_tape(py::module_& m) {
+  py::class_<StepPlan>(m, "Plan")
+      .def(py::init<>())
+      .def(
+          "set",
+          [](StepPlan& p, int64_t num_requests, Address query_start_loc, Address seq_lens, Address block_table,
+             int64_t table_stride, Address slots, int64_t num_slots, int64_t num_tokens, Address num_valid_tokens) {
+            p = {num_requests,        at<int32_t>(query_start_loc), at<int32_t>(seq_lens), at<int32_t>(block_table),
+                 table_stride,        at<int32_t>(slots),           num_slots,             num_tokens,
+                 at<int32_t>(num_valid_tokens)};
+          },
+          py::arg("num_requests"), py::arg("query_start_loc"), py::arg("seq_lens"), py::arg("block_table"),
+          py::arg("table_stride"), py::arg("slots"), py::arg("num_slots"), py::arg("num_tokens"),
+          py::arg("num_valid_tokens"));
+  py::class_<Tape>(m, "Tape")
+      .def(py::init<>())
+      .def("record", &Tape::record, "Keeps the calls of this thread from now on instead of running them.",
+           py::arg("plan").none(true))
+      .def("stop", &Tape::stop, "Ends the recording.")
+      .def("replay", &Tape::replay, "Runs the calls in order.", py::call_guard<py::gil_scoped_release>())
+      .def("__len__", &Tape::size);
 }
 
 // Static half of an attention call; a call adds the tensors.
@@ -180,12 +221,32 @@ void define_attention(py::module_& m) {
             a.table_stride = table_stride;
             a.sinks = at<float>(sinks);
             a.lse = at<float>(lse);
-            kernels().attention(a);
+            submit(a);
           },
           py::arg("cache"), py::arg("query"), py::arg("query_stride"), py::arg("query_head_stride"), py::arg("out"),
           py::arg("out_stride"), py::arg("out_head_stride"), py::arg("num_requests"), py::arg("query_start_loc"),
           py::arg("seq_lens"), py::arg("block_table"), py::arg("table_stride"), py::arg("sinks") = 0,
           py::arg("lse") = 0)
+      .def(
+          "planned",
+          [](const Attention& self, const KvArgs& kv, Address query, int64_t query_stride, int64_t query_head_stride,
+             Address out, int64_t out_stride, int64_t out_head_stride, const StepPlan& plan, Address sinks, Address lse) {
+            py::gil_scoped_release release;
+            AttentionArgs a = self.base;
+            a.kv = kv;
+            a.query = at(query);
+            a.query_stride = query_stride;
+            a.query_head_stride = query_head_stride;
+            a.out = at(out);
+            a.out_stride = out_stride;
+            a.out_head_stride = out_head_stride;
+            a.sinks = at<float>(sinks);
+            a.lse = at<float>(lse);
+            submit(PlannedAttention{a, &plan});
+          },
+          "The plan must outlive a tape that keeps the call.", py::arg("cache"), py::arg("query"),
+          py::arg("query_stride"), py::arg("query_head_stride"), py::arg("out"), py::arg("out_stride"),
+          py::arg("out_head_stride"), py::arg("plan"), py::arg("sinks") = 0, py::arg("lse") = 0)
       .def(
           "ragged",
           [](const Attention& self, int num_kv_heads, int head_dim, int v_head_dim, Address query, int64_t query_stride,
@@ -216,7 +277,7 @@ void define_attention(py::module_& m) {
             r.value_stride = value_stride;
             r.value_head_stride = value_head_stride;
             r.key_start_loc = at<int32_t>(key_start_loc);
-            kernels().attention_ragged(r);
+            submit(r);
           },
           py::arg("num_kv_heads"), py::arg("head_dim"), py::arg("v_head_dim"), py::arg("query"),
           py::arg("query_stride"), py::arg("query_head_stride"), py::arg("key"), py::arg("key_stride"),
@@ -251,7 +312,7 @@ void define_rowwise(py::module_& m) {
         a.residual_in_stride = residual_stride;
         a.residual_out = at(residual_out);
         a.residual_out_stride = residual_out_stride;
-        kernels().rms_norm(a);
+        submit(a);
       },
       py::arg("x"), py::arg("x_stride"), py::arg("x_head_stride"), py::arg("out"), py::arg("out_stride"),
       py::arg("out_head_stride"), py::arg("weight"), py::arg("dtype"), py::arg("weight_dtype"), py::arg("rows"),
@@ -262,9 +323,8 @@ void define_rowwise(py::module_& m) {
       [](const KvArgs& kv, Address query, int64_t query_stride, int64_t query_head_stride, int64_t num_heads, Address key,
          int64_t key_stride, int64_t key_head_stride, Address value, int64_t value_stride, int64_t value_head_stride,
          int dtype, int64_t num_tokens, Address q_weight, Address k_weight, int weight_dtype, float eps, float offset,
-         int rotary_dim, bool interleaved, Address positions, Address cos_sin, Address slots, int64_t num_slots) {
+         int rotary_dim, bool interleaved, Address positions, Address cos_sin, const StepPlan& plan) {
         py::gil_scoped_release release;
-        const KernelTable& table = kernels();
         auto norm = [&](Address x, int64_t stride, int64_t head_stride, int64_t heads, Address weight) {
           NormArgs a;
           a.x = a.out = at(x);
@@ -278,10 +338,10 @@ void define_rowwise(py::module_& m) {
           a.dim = kv.head_dim;
           a.eps = eps;
           a.weight_offset = offset;
-          table.rms_norm(a);
+          submit(a);
         };
         auto turn = [&](Address x, int64_t stride, int64_t head_stride, int64_t heads) {
-          table.rope({at(x), dtype, num_tokens, heads, stride, head_stride, rotary_dim, interleaved,
+          submit(RopeArgs{at(x), dtype, num_tokens, heads, stride, head_stride, rotary_dim, interleaved,
                       at<int32_t>(positions), at<float>(cos_sin)});
         };
         if (q_weight) norm(query, query_stride, query_head_stride, num_heads, q_weight);
@@ -290,15 +350,16 @@ void define_rowwise(py::module_& m) {
           turn(query, query_stride, query_head_stride, num_heads);
           turn(key, key_stride, key_head_stride, kv.num_kv_heads);
         }
-        table.kv_write({kv, at(key), at(value), dtype, num_slots, key_stride, key_head_stride, value_stride,
-                        value_head_stride, at<int32_t>(slots)});
+        KvWriteArgs write{kv,           at(key),         at(value),         dtype,  0, key_stride, key_head_stride,
+                          value_stride, value_head_stride, nullptr};
+        submit(PlannedWrite{write, &plan});
       });
   m.def(
       "act_mul",
       [](Address x, int64_t x_stride, int64_t up_offset, Address out, int64_t out_stride, int dtype, int activation,
          int64_t rows, int64_t dim) {
         py::gil_scoped_release release;
-        kernels().act_mul({at(x), at(out), dtype, activation, rows, dim, x_stride, up_offset, out_stride});
+        submit(ActArgs{at(x), at(out), dtype, activation, rows, dim, x_stride, up_offset, out_stride});
       },
       py::arg("x"), py::arg("x_stride"), py::arg("up_offset"), py::arg("out"), py::arg("out_stride"), py::arg("dtype"),
       py::arg("activation"), py::arg("rows"), py::arg("dim"));
@@ -307,7 +368,7 @@ void define_rowwise(py::module_& m) {
       [](Address x, int64_t stride, int64_t head_stride, int dtype, int64_t num_tokens, int64_t heads, int rotary_dim,
          bool interleaved, Address positions, Address cos_sin) {
         py::gil_scoped_release release;
-        kernels().rope({at(x), dtype, num_tokens, heads, stride, head_stride, rotary_dim, interleaved,
+        submit(RopeArgs{at(x), dtype, num_tokens, heads, stride, head_stride, rotary_dim, interleaved,
                         at<int32_t>(positions), at<float>(cos_sin)});
       },
       py::arg("x"), py::arg("stride"), py::arg("head_stride"), py::arg("dtype"), py::arg("num_tokens"),
@@ -320,7 +381,7 @@ void define_sampling(py::module_& m) {
       [](Address logits, int64_t rows, int64_t vocab, int64_t stride, Address out, Address temperature, Address seeds,
          Address positions, Address top_k, Address top_p, Address min_p) {
         py::gil_scoped_release release;
-        kernels().sample({at<float>(logits), rows, vocab, stride, at<float>(temperature), at<int32_t>(top_k),
+        submit(SampleArgs{at<float>(logits), rows, vocab, stride, at<float>(temperature), at<int32_t>(top_k),
                           at<float>(top_p), at<float>(min_p), at<uint64_t>(seeds), at<int32_t>(positions),
                           at<int32_t>(out)});
       },
@@ -331,7 +392,7 @@ void define_sampling(py::module_& m) {
       "token_bitmask",
       [](Address logits, int64_t rows, int64_t vocab, int64_t stride, Address mask, int64_t mask_stride) {
         py::gil_scoped_release release;
-        kernels().token_bitmask({at<float>(logits), at<uint32_t>(mask), rows, vocab, stride, mask_stride});
+        submit(BitmaskArgs{at<float>(logits), at<uint32_t>(mask), rows, vocab, stride, mask_stride});
       },
       py::arg("logits"), py::arg("rows"), py::arg("vocab"), py::arg("stride"), py::arg("mask"), py::arg("mask_stride"));
 }
@@ -347,6 +408,7 @@ PYBIND11_MODULE(_kernels, m) {
   m.def("set_num_threads", &set_num_threads, py::arg("count"), "Threads of later calls; 0 takes what the runtime says.");
   define_weight(m);
   define_linear(m);
+  define_tape(m);
   define_cache(m);
   define_attention(m);
   define_rowwise(m);

@@ -61,6 +61,7 @@ REPORT = DoctorReport(
     ),
     weights=(WeightRow(stored="q4_0", kept="none", count=9, reason="no kernel"),),
     table_hash="abc",
+    graphs="no graphs (the backend records no steps)",
     usable=False,
 )
 

@@ -15,7 +15,7 @@ for name in ("models", "backend", "exec"):
         sys.path.insert(0, str(UNIT / name))
 
 from bare import DEVICE, INFO, opened  # noqa: E402
-from engine_rig import MakeRig, Rig  # noqa: E402
+from engine_rig import MakeRig, OpenedDevice, Rig  # noqa: E402
 from tiny import make_tiny  # noqa: E402
 
 from core.config import CacheConfig, EngineConfig, SchedulerConfig  # noqa: E402
@@ -46,6 +46,8 @@ def make_rig() -> Iterator[MakeRig]:
     def make(
         folder: Path,
         *,
+        device: OpenedDevice | None = None,
+        enforce_eager: bool = False,
         cache: dict[str, Any] | None = None,
         drafter: Any = None,
         token_masks: Any = None,
@@ -54,13 +56,14 @@ def make_rig() -> Iterator[MakeRig]:
         made: list[ModelRunner] = []
 
         def factory(config: EngineConfig) -> ModelRunner:
+            backend, info, where = device or (opened(), INFO, DEVICE)
             with open_checkpoint(folder) as checkpoint:
                 runner = build_runner(
                     config,
                     checkpoint,
-                    opened(),
-                    INFO,
-                    DEVICE,
+                    backend,
+                    info,
+                    where,
                     num_tokenizer_ids=NUM_TOKENIZER_IDS,
                     drafter=drafter,
                     token_masks=token_masks,
@@ -68,11 +71,13 @@ def make_rig() -> Iterator[MakeRig]:
             made.append(runner)
             return runner
 
+        block_size = {} if device else {"block_size": BLOCK_SIZE}
         config = EngineConfig(
             model=str(folder),
             dtype="float32",
+            enforce_eager=enforce_eager,
             scheduler=SchedulerConfig(**{"max_num_seqs": 16, "max_num_batched_tokens": 64, **scheduler}),
-            cache=CacheConfig(**{"block_size": BLOCK_SIZE, "num_blocks": 128, **(cache or {})}),
+            cache=CacheConfig(**{**block_size, "num_blocks": 128, **(cache or {})}),
         )
         engine = build_engine(config, runner_factory=factory)
         engines.append(engine)

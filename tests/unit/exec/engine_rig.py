@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from core.backend import Backend
 from core.engine.engine import Engine
 from core.exec.model_runner import ModelRunner
 from core.outputs import EngineOutput
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
+from core.spec import BackendInfo, DeviceInfo
+
+OpenedDevice = tuple[Backend, BackendInfo, DeviceInfo]
+"""A backend that was opened, how it announced itself, and which of its devices it has."""
 
 
 class Rig:

@@ -14,9 +14,12 @@ import torch.distributed as dist
 from core.backend import (
     Backend,
     Batch,
+    Capture,
     CommLimits,
     Communicator,
+    Graph,
     GroupSpec,
+    Kind,
     KVLayout,
     KVSlab,
     MemoryInfo,
@@ -53,6 +56,8 @@ from core_cpu import kernels
 from core_cpu.blocks import CpuLayout, cpu_layout
 from core_cpu.operations import KERNELS
 from core_cpu.plan import cpu_plan
+from core_cpu.recording import record
+from core_cpu.tape_memory import TapeMemory
 from core_cpu.weights import KERNEL_SCHEMES, pack
 
 __all__ = ["CpuBackend"]
@@ -60,11 +65,15 @@ __all__ = ["CpuBackend"]
 _DTYPES = frozenset({DType.FLOAT32, DType.BFLOAT16, DType.FLOAT16})
 _MAX_HEAD_DIM = 512
 _BLOCK_SIZES = (16, 32, 64, 128)
+_UNRECORDED = frozenset({"export_blocks", "import_blocks", "move_tokens"})
+"""Operations that ask torch to prepare their indices."""
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 class CpuBackend(Backend):
     """Every x86-64 level from one build; other processors get the portable kernels."""
+
+    _tape_memory: TapeMemory | None = None
 
     def probe(self) -> list[DeviceInfo]:
         """The processor, as one device."""
@@ -87,13 +96,12 @@ class CpuBackend(Backend):
         )
 
     def supports(self, op: OpSpec, device: DeviceInfo) -> Verdict:
-        """NATIVE for what the kernels do, by its static parameters; the rest is COMPOSITE."""
-        if op.name not in KERNELS:
-            return Verdict.composite("no kernel for it")
-        reason = _refusal(op)
+        """NATIVE for what the kernels do, by its static parameters; the rest is COMPOSITE, which no tape can keep."""
+        reason = _refusal(op) if op.name in KERNELS else "no kernel for it"
         if reason:
-            return Verdict.composite(reason)
-        return Verdict.native(determinism=max(Determinism.D1, op.determinism))
+            return Verdict(kind=Kind.COMPOSITE, reason=reason, capture=Capture.NEVER)
+        capture = Capture.NEVER if op.name in _UNRECORDED or op.has("ragged") else Capture.ANY
+        return Verdict.native(determinism=max(Determinism.D1, op.determinism), capture=capture)
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         verdict = self.supports(op, self.probe()[0])
@@ -134,6 +142,12 @@ class CpuBackend(Backend):
     def plan(self, batch: Batch, group: GroupSpec, into: Plan | None = None) -> Plan:
         """Addresses of the step's tensors, once for all layers."""
         return cpu_plan(batch, group, into)
+
+    def capture(self, fn: Callable[[], Any], plans: Sequence[Plan]) -> Graph:
+        """Keeps the kernel calls of `fn` and runs none; a replay runs them in one call, outside of the GIL."""
+        if self._tape_memory is None:
+            self._tape_memory = TapeMemory()
+        return record(fn, plans, self._tape_memory)
 
     def copy_blocks(self, src: KVSlab, dst: KVSlab, pairs: Sequence[tuple[int, int]], after: Pending) -> Pending:
         """Whole blocks by memcpy."""

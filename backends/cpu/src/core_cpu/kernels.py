@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from core_cpu import _kernels
+from core_cpu.tape_memory import empty
 
 __all__ = [
     "ACTIVATIONS",
@@ -33,6 +34,7 @@ __all__ = [
     "kv_block_shapes",
     "kv_read",
     "kv_write",
+    "kv_write_planned",
     "linear",
     "num_threads",
     "pack",
@@ -269,7 +271,7 @@ def linear(
     n, k = weight.shape
     _require(x.dim() == 2 and x.shape[1] == k and x.stride(1) == 1, f"x must be [m, {k}] rows, got {tuple(x.shape)}")
     if out is None:
-        out = torch.empty((x.shape[0], n), dtype=out_dtype or x.dtype)
+        out = empty((x.shape[0], n), out_dtype or x.dtype)
     _require(tuple(out.shape) == (x.shape[0], n) and out.stride(1) == 1, f"out must be {(x.shape[0], n)} rows")
     bias_address, bias_dtype = 0, 0
     if bias is not None:
@@ -300,7 +302,7 @@ def embed(
         token_ids: [t], int32, each in [0, n): the caller has checked them.
     """
     ids = _int32(token_ids, "token_ids")
-    out = torch.empty((token_ids.shape[0], weight.shape[1]), dtype=out_dtype)
+    out = empty((token_ids.shape[0], weight.shape[1]), out_dtype)
     _kernels.embed(weight.handle, ids, token_ids.shape[0], out.data_ptr(), _dtype(out, "out"), weight.shape[1], scale)
     return out
 
@@ -383,11 +385,19 @@ def kv_write(key: Tensor, value: Tensor, planes: KvPlanes, slots: Tensor) -> Non
     _kernels.kv_write(planes.handle, *key_parts, *value_parts, _dtype(key, "key"), slots.shape[0], address)
 
 
+def kv_write_planned(key: Tensor, value: Tensor, planes: KvPlanes, handle: _kernels.Plan) -> None:
+    """As `kv_write`, into the slots that the plan holds when the call runs; a tape reads them at each replay."""
+    key_parts = _heads(key, "key", planes.num_kv_heads, planes.head_dim)
+    value_parts = _heads(value, "value", planes.num_kv_heads, planes.v_head_dim)
+    _require(key.dtype == value.dtype, f"key is {key.dtype} and value {value.dtype}")
+    _kernels.kv_write_planned(planes.handle, *key_parts, *value_parts, _dtype(key, "key"), handle)
+
+
 def kv_read(planes: KvPlanes, slots: Tensor) -> tuple[Tensor, Tensor]:
     """Keys [n, num_kv_heads, head_dim] and values of some slots, in the cache's dtype; zeros where a slot is -1."""
     address, count = _int32(slots, "slots"), slots.shape[0]
-    key = torch.empty((count, planes.num_kv_heads, planes.head_dim), dtype=planes.dtype)
-    value = torch.empty((count, planes.num_kv_heads, planes.v_head_dim), dtype=planes.dtype)
+    key = empty((count, planes.num_kv_heads, planes.head_dim), planes.dtype)
+    value = empty((count, planes.num_kv_heads, planes.v_head_dim), planes.dtype)
     _kernels.kv_read(planes.handle, key.data_ptr(), value.data_ptr(), count, address)
     return key, value
 
@@ -459,7 +469,7 @@ class AttentionKernel:
         _require(query_start_loc.shape[0] == requests + 1, "query_start_loc must have one entry more than seq_lens")
         _require(block_table.shape[0] >= requests, "block_table must have a row for each request")
         if out is None:
-            out = torch.empty((tokens, self.num_heads, planes.v_head_dim), dtype=self.dtype)
+            out = empty((tokens, self.num_heads, planes.v_head_dim), self.dtype)
         out_parts = _heads(out, "out", self.num_heads, planes.v_head_dim)
         extras = self._extras(tokens, sinks, lse)
         self.handle.paged(
@@ -488,7 +498,7 @@ class AttentionKernel:
         starts, key_starts = _int32(query_start_loc, "query_start_loc"), _int32(key_start_loc, "key_start_loc")
         _require(query_start_loc.shape == key_start_loc.shape, "both start_loc must have one entry a request and one")
         if out is None:
-            out = torch.empty((tokens, self.num_heads, v_dim), dtype=self.dtype)
+            out = empty((tokens, self.num_heads, v_dim), self.dtype)
         out_parts = _heads(out, "out", self.num_heads, v_dim)
         extras = self._extras(tokens, sinks, lse)
         requests = query_start_loc.shape[0] - 1
@@ -588,7 +598,7 @@ def rms_norm(
     dim, heads = x.shape[-1], x.shape[1] if x.dim() == 3 else 1
     _require(tuple(weight.shape) == (dim,) and weight.is_contiguous(), f"weight must be [{dim}], contiguous")
     if out is None:
-        out = torch.empty(x.shape, dtype=x.dtype)
+        out = empty(x.shape, x.dtype)
     _require(out.shape == x.shape and out.dtype == x.dtype and out.stride(-1) == 1, "out must be shaped as x")
     residual_at, residual_stride = 0, 0
     if residual is not None:
@@ -623,7 +633,7 @@ def act_mul(x: Tensor, activation: str = "silu") -> Tensor:
     ok = x.dim() == 2 and x.shape[1] % 2 == 0 and x.stride(1) == 1
     _require(ok, f"x must be [t, 2 * size], contiguous in the last dim, got {tuple(x.shape)}")
     size = x.shape[1] // 2
-    out = torch.empty((x.shape[0], size), dtype=x.dtype)
+    out = empty((x.shape[0], size), x.dtype)
     code = ACTIVATIONS[activation]
     _kernels.act_mul(x.data_ptr(), x.stride(0), size, out.data_ptr(), size, _dtype(x, "x"), code, x.shape[0], size)
     return out
@@ -670,7 +680,7 @@ def sample(
     """
     rows, vocab = logits.shape
     _require(logits.dtype == torch.float32 and logits.stride(1) == 1 and vocab > 0, "logits must be float32 rows")
-    out = torch.empty(rows, dtype=torch.int32)
+    out = empty((rows,), torch.int32)
     if temperature is None:
         _kernels.sample(logits.data_ptr(), rows, vocab, logits.stride(0), out.data_ptr())
         return out

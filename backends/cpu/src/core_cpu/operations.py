@@ -42,6 +42,7 @@ from core.spec import DType
 from core_cpu import _kernels, kernels
 from core_cpu.blocks import ExportBlocks, ImportBlocks, MoveTokens, Planes
 from core_cpu.plan import CpuPlan
+from core_cpu.tape_memory import empty
 from core_cpu.weights import CpuPacked
 
 __all__ = ["KERNELS"]
@@ -57,8 +58,9 @@ class KvWrite:
         self._planes = Planes(op.v_head_dim)
 
     def __call__(self, args: KvWriteArgs) -> None:
-        assert args.value is not None
-        kernels.kv_write(args.key, args.value, self._planes.of(args.cache), args.plan.slots)
+        assert args.value is not None and isinstance(args.plan, CpuPlan)
+        assert args.plan.num_slots <= args.key.shape[0], "fewer tokens than slots"
+        kernels.kv_write_planned(args.key, args.value, self._planes.of(args.cache), args.plan.handle)
 
 
 class Attention:
@@ -66,7 +68,7 @@ class Attention:
 
     def __init__(self, op: AttentionOp) -> None:
         self._planes = Planes(op.v_head_dim)
-        self._run = _attention_kernel(op).handle.paged
+        self._run = _attention_kernel(op).handle.planned
         self._dtype, self._heads, self._dim, self._v_dim = (
             torch_dtype(op.dtype),
             op.num_heads,
@@ -78,7 +80,7 @@ class Attention:
         query, plan, sinks, lse = args.query, args.plan, args.sinks, args.lse
         assert args.cache is not None and isinstance(plan, CpuPlan)
         assert query.shape[1:] == (self._heads, self._dim) and query.dtype == self._dtype and query.stride(2) == 1
-        out = torch.empty((query.shape[0], self._heads, self._v_dim), dtype=self._dtype)
+        out = empty((query.shape[0], self._heads, self._v_dim), self._dtype)
         self._run(
             self._planes.of(args.cache).handle,
             query.data_ptr(),
@@ -87,7 +89,7 @@ class Attention:
             out.data_ptr(),
             self._heads * self._v_dim,
             self._v_dim,
-            *plan.requests,
+            plan.handle,
             0 if sinks is None else _float32(sinks),
             0 if lse is None else _float32(lse),
         )
@@ -120,7 +122,7 @@ class Linear:
         assert isinstance(x, Tensor) and isinstance(packed, CpuPacked)
         assert x.dtype == self._in_dtype and x.shape[1] == self._in_features and x.stride(1) == 1
         rows, columns = x.shape[0], self._out_features
-        out = torch.empty((rows, columns), dtype=self._out_dtype)
+        out = empty((rows, columns), self._out_dtype)
         _kernels.linear(
             packed.weight.handle,
             x.data_ptr(),
@@ -169,7 +171,7 @@ class RowNorm:
         """The norm of x, or of x + residual, which then lies in `residual`."""
         rows, dim = x.shape
         assert x.dtype == self._dtype and dim == self._dim and x.stride(1) == 1 and weight.shape == (dim,)
-        out = torch.empty((rows, dim), dtype=self._dtype) if out is None else out
+        out = empty((rows, dim), self._dtype) if out is None else out
         sum_at, sum_stride = 0, 0
         if residual is not None:
             assert residual.dtype == self._dtype and residual.shape == x.shape and residual.stride(1) == 1
@@ -261,7 +263,7 @@ class QkNormRopeWrite:
             self._code, query.shape[0],
             0 if q_weight is None else q_weight.data_ptr(), 0 if k_weight is None else k_weight.data_ptr(), weight_code,
             op.eps, op.weight_offset, op.rotary_dim, op.interleaved,
-            args.positions.data_ptr(), _float32(args.cos_sin), plan.slots_at, plan.num_slots,
+            args.positions.data_ptr(), _float32(args.cos_sin), plan.handle,
         )  # fmt: skip
         return query, key
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from core.backend import Batch, GroupBatch, GroupSpec, Plan
+from core_cpu import _kernels
 
 __all__ = ["CpuPlan", "cpu_plan"]
 
@@ -17,14 +19,11 @@ class CpuPlan(Plan):
     """A plan with the addresses of its tensors, which it keeps alive.
 
     Args:
-        requests: Number of requests, then addresses of query_start_loc, seq_lens and block_table, and the elements
-            between two rows of the latter.
-        slots_at: Address of the slots.
-        num_slots: How many there are.
+        handle: Storage of fixed address that the kernels read, and recorded ones read again at each replay.
+        num_slots: Slots of the step.
     """
 
-    requests: tuple[int, int, int, int, int] = (0, 0, 0, 0, 0)
-    slots_at: int = 0
+    handle: Any = field(default_factory=_kernels.Plan)
     num_slots: int = 0
 
 
@@ -35,8 +34,10 @@ def cpu_plan(batch: Batch, group: GroupSpec, into: Plan | None) -> CpuPlan:
         into = CpuPlan(batch=batch, group=part, spec=group, block_size=group.layout.block_size)
     assert isinstance(into, CpuPlan), "the plan was not made by this backend"
     into.batch, into.group = batch, part
-    into.requests = _requests(batch, part)
-    into.slots_at, into.num_slots = _int32(part.slots), part.slots.shape[0]
+    into.num_slots = part.slots.shape[0]
+    into.handle.set(
+        *_requests(batch, part), _int32(part.slots), into.num_slots, batch.num_tokens, _int32(batch.num_valid_tokens)
+    )
     return into
 
 

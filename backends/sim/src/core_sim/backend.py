@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from core.backend import (
     Arena,
     Backend,
     Batch,
+    Capture,
+    Graph,
     GroupSpec,
     KVLayout,
     Lens,
@@ -24,6 +26,7 @@ from core.backend import (
 )
 from core.backend.ops import AttentionOp, ExportBlocksOp, ImportBlocksOp, KvWriteOp, LinearOp, OpSpec, check_args
 from core.spec import Capabilities, DeviceInfo, DType, KVCacheSpec
+from core_sim.graphs import launch, record
 from core_sim.kernels import BLOCK_SIZE, KERNELS, MAX_DECODE_QUERY, SimPlan, require, sim_layout
 
 __all__ = ["SimBackend"]
@@ -53,7 +56,7 @@ class SimBackend(Backend):
         if reason:
             return Verdict.no(reason) if op.name == "attention" else Verdict.composite(reason)
         if isinstance(op, AttentionOp):
-            return Verdict.native(lens=Lens.HOST_EXACT, max_decode_q=MAX_DECODE_QUERY)
+            return Verdict.native(lens=Lens.HOST_EXACT, max_decode_q=MAX_DECODE_QUERY, capture=Capture.UNIFORM)
         return Verdict.native()
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
@@ -62,11 +65,11 @@ class SimBackend(Backend):
             raise UnsupportedError(op.describe(), f"sim: {verdict.reason}", "ask supports() first")
         kernel = KERNELS[op.name](op)
 
-        def launch(args: Any) -> Any:
+        def run(args: Any) -> Any:
             check_args(op, args)
-            return kernel(args)
+            return launch(kernel, args)
 
-        return launch
+        return run
 
     def memory(self) -> MemoryInfo:
         """A small memory, since all of what it hands out is written with NaN."""
@@ -98,6 +101,10 @@ class SimBackend(Backend):
         into.batch, into.group = batch, part
         into.query_ends, into.kv_lens = starts[1:], lens
         return into
+
+    def capture(self, fn: Callable[[], Any], plans: Sequence[Plan]) -> Graph:
+        """Keeps the launches of one call, whose results are garbage until a replay."""
+        return record(fn, plans)
 
     def to_host(self, tensor: Tensor) -> tuple[Tensor, Pending]:
         """The copy arrives when it is waited for; before that the host tensor holds garbage."""

@@ -1,0 +1,59 @@
+"""Time of a decode step, recorded and call by call, in turn in one process.
+
+    python benchmarks/decode_step.py MODEL [--device cpu] [--requests 1] [--tokens 48] [--rounds 5]
+
+Prints the smallest and the median milliseconds a step, by the clock and of processor time. A model of many layers and
+hardly any width shows what the host costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+from core.llm import LLM
+from core.sampling_params import SamplingParams
+
+WARM_UP = 4
+
+
+def run(llm: LLM, requests: int, tokens: int) -> tuple[float, float]:
+    """(seconds by the clock, seconds of processor time) of one batch."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    prompts = [[1, 2, 3, 4, 5, 6, 7 + index] for index in range(requests)]
+    cpu, wall = time.process_time(), time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def main() -> None:
+    """Measures and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--requests", type=int, default=1)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    common = {"device": args.device, "max_num_seqs": args.requests, "num_blocks": 64 + 16 * args.requests}
+    with LLM(args.model, enforce_eager=True, **common) as eager, LLM(args.model, **common) as recorded:
+        engines = {"call by call": eager, "recorded": recorded}
+        found: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+        for llm in engines.values():
+            run(llm, args.requests, WARM_UP)
+        for _ in range(args.rounds):
+            for name, llm in engines.items():
+                short, long = (run(llm, args.requests, count) for count in (WARM_UP, WARM_UP + args.tokens))
+                wall, cpu = ((b - a) / args.tokens * 1e3 for a, b in zip(short, long, strict=True))
+                found[name].append((wall, cpu))
+    for name, steps in found.items():
+        wall, cpu = zip(*steps, strict=True)
+        print(
+            f"{name:13} wall {min(wall):7.2f} ms a step (median {statistics.median(wall):.2f}), "
+            f"cpu {min(cpu):7.2f} ms (median {statistics.median(cpu):.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
