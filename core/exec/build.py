@@ -62,7 +62,8 @@ def build_runner(
     ctx = build_context(config, binder, checkpoint, weights=weights, num_tokenizer_ids=num_tokenizer_ids)
     model = build_model(checkpoint.config, ctx, extra_models)
     model.load(weights)
-    rule = graph_rule(backend, binder.table, enforce_eager=config.enforce_eager)  # before the sampler adds its rows
+    # Before the sampler adds its rows: it is in no graph.
+    rule = graph_rule(backend, binder.table, enforce_eager=config.enforce_eager, observed=observe is not None)
     sampler = Sampler(binder, model.spec.vocab_size, backend.device, ctx.determinism, masks=token_masks is not None)
     pool = make_kv_pool(config, backend, model.spec, block_size, model.cache_ops)
     proposer = None

@@ -43,15 +43,18 @@ class GraphRule:
         return f"no graphs ({self.reason})" if self.capture is Capture.NEVER else "graphs of decode steps"
 
 
-def graph_rule(backend: Backend, table: OpTable, *, enforce_eager: bool = False) -> GraphRule:
+def graph_rule(backend: Backend, table: OpTable, *, enforce_eager: bool = False, observed: bool = False) -> GraphRule:
     """The rule for the operations of a model's forward.
 
     Args:
         table: What `forward` binds; the sampler stays outside of graphs.
         enforce_eager: The operator wants none.
+        observed: Whether somebody watches each operation, of which a replay shows none.
     """
     if enforce_eager:
         return GraphRule(capture=Capture.NEVER, reason="--enforce-eager")
+    if observed:
+        return GraphRule(capture=Capture.NEVER, reason="each operation is observed")
     if type(backend).capture is Backend.capture:
         return GraphRule(capture=Capture.NEVER, reason="the backend records no steps")
     widest, reason = Capture.ANY, ""

@@ -206,6 +206,7 @@ def test_the_strictest_operation_decides(answers: dict[str, str], expected: str,
     rule = graph_rule(backend, ops.table)
     assert (rule.capture, rule.reason) == (Capture(expected), reason)
     assert graph_rule(backend, ops.table, enforce_eager=True).capture is Capture.NEVER
+    assert graph_rule(backend, ops.table, observed=True).reason == "each operation is observed"
 
 
 def test_a_backend_without_capture_is_never_asked_to_record(llama: Path, make_rig: MakeRig) -> None:
