@@ -28,6 +28,28 @@ class Cache:
         block_size: int,
     ) -> None: ...
 
+class Plan:
+    def __init__(self) -> None: ...
+    def set(
+        self,
+        num_requests: int,
+        query_start_loc: int,
+        seq_lens: int,
+        block_table: int,
+        table_stride: int,
+        slots: int,
+        num_slots: int,
+        num_tokens: int,
+        num_valid_tokens: int,
+    ) -> None: ...
+
+class Tape:
+    def __init__(self) -> None: ...
+    def record(self, plan: Plan | None) -> None: ...
+    def stop(self) -> None: ...
+    def replay(self) -> None: ...
+    def __len__(self) -> int: ...
+
 class Attention:
     def __init__(
         self,
@@ -54,6 +76,19 @@ class Attention:
         seq_lens: int,
         block_table: int,
         table_stride: int,
+        sinks: int = 0,
+        lse: int = 0,
+    ) -> None: ...
+    def planned(
+        self,
+        cache: Cache,
+        query: int,
+        query_stride: int,
+        query_head_stride: int,
+        out: int,
+        out_stride: int,
+        out_head_stride: int,
+        plan: Plan,
         sinks: int = 0,
         lse: int = 0,
     ) -> None: ...
@@ -127,6 +162,17 @@ def kv_write(
     num_tokens: int,
     slots: int,
 ) -> None: ...
+def kv_write_planned(
+    cache: Cache,
+    key: int,
+    key_stride: int,
+    key_head_stride: int,
+    value: int,
+    value_stride: int,
+    value_head_stride: int,
+    dtype: int,
+    plan: Plan,
+) -> None: ...
 def kv_read(cache: Cache, key: int, value: int, count: int, slots: int) -> None: ...
 def copy_blocks(source: int, target: int, block_bytes: int, pairs: Sequence[tuple[int, int]]) -> None: ...
 def rms_norm(
@@ -172,8 +218,7 @@ def qk_norm_rope_write(
     interleaved: bool,
     positions: int,
     cos_sin: int,
-    slots: int,
-    num_slots: int,
+    plan: Plan,
     /,
 ) -> None: ...
 def act_mul(

@@ -78,7 +78,7 @@ def record(fn: Callable[[], Any], plans: Sequence[Plan], memory: TapeMemory) -> 
     tape = _kernels.Tape()
     tape.record(None if first is None else first.handle)
     try:
-        with allocating_from(memory), _OnlyKernels():
+        with allocating_from(memory), _OnlyKernels():  # type: ignore[no-untyped-call]
             result = fn()
     finally:
         tape.stop()

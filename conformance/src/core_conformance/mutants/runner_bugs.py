@@ -66,7 +66,7 @@ def _pending_token_of_another_row() -> Iterator[None]:
     def sample(self: ModelRunner, hidden: Any, inputs: StepInputs) -> Any:
         sampled = honest(self, hidden, inputs)
         if len(inputs.states) > 1:
-            self._inputs.last_sampled.copy_(self._inputs.last_sampled.roll(1))
+            self._inputs._last_sampled.copy_(self._inputs._last_sampled.roll(1))
         return sampled
 
     with mock.patch.object(ModelRunner, "_sample", sample):

@@ -81,14 +81,14 @@ def _parameters(**changes: Callable[[Any], Any]) -> Iterator[None]:
     """The sampler sees other parameters: field to function of the row's."""
     honest = Sampler._constrain
 
-    def constrain(self: Sampler, logits: Tensor, rows: Sequence[SamplingRow]) -> Any:
+    def constrain(self: Sampler, logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) -> Any:
         other = []
         for row in rows:
             values = {name: change(row.state.params) for name, change in changes.items()}
             changed = _row(row, params=msgspec.structs.replace(row.state.params, **values))
             changed.bitmask = row.bitmask
             other.append(changed)
-        return honest(self, logits, other)
+        return honest(self, logits, other, indices)
 
     with mock.patch.object(Sampler, "_constrain", constrain):
         yield
@@ -99,8 +99,8 @@ def _bias_of_the_first_row() -> Iterator[None]:
     """A bias is added to row 0, whoever asked for it."""
     honest = Sampler._constrain
 
-    def constrain(self: Sampler, logits: Tensor, rows: Sequence[SamplingRow]) -> Any:
-        failed = honest(self, logits, rows)
+    def constrain(self: Sampler, logits: Tensor, rows: Sequence[SamplingRow], indices: Sequence[int]) -> Any:
+        failed = honest(self, logits, rows, indices)
         for index, row in enumerate(rows):
             if row.state.params.logit_bias and index:
                 ids = list(row.state.params.logit_bias)
