@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 
 from core_conformance.must_pass_lists import LEVELS, must_pass
-from core_conformance.mutants import HONEST, MUTANTS, Honest, Mutant
 from core_conformance.mutants import __main__ as command
+from core_conformance.mutants import pool
+from core_conformance.mutants.catalogue import HONEST, MUTANTS
 from core_conformance.mutants.kill_matrix import check_names, check_of, read_rows, render
 from core_conformance.mutants.proof import prove, prove_honest
-from core_conformance.mutants.variant import kernel_bug
+from core_conformance.mutants.variant import Honest, Mutant, kernel_bug
 from core_conformance.subject import oracle
 
 LEAST_MUTANTS, LEAST_HONEST = 40, 8
@@ -90,6 +91,7 @@ def test_the_command_fails_where_a_mutant_survives(
 ) -> None:
     harmless = kernel_bug("no bug at all", "act_mul/silu-fp32", {"act_mul": oracle})
     monkeypatch.setattr(command, "MUTANTS", (harmless,))
+    monkeypatch.setattr(pool, "MUTANTS", (harmless,))
     assert command.main(["no bug", "--jobs", "1", "--quick"]) == 1
     assert "SURVIVED" in capsys.readouterr().out
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from core.backend import Backend, CommLimits, Communicator
 from core.backend.comm import SingleRank, TorchCommunicator
+from core.backend.schemes import raw
 from core_conformance.bare import BareBackend
 from core_conformance.mutants.backend import Maker, MutantBackend
 from core_conformance.mutants.planting import after, before, changed_op
@@ -26,14 +27,16 @@ class _CountsItselfTwice(SingleRank):
 
 class _Averages(TorchCommunicator):
     def all_reduce_(self, x: Tensor) -> Tensor:
-        return super().all_reduce_(x).div_(self.world)
+        total = super().all_reduce_(x)
+        return total.div_(self.world) if total.is_floating_point() else total
 
 
 class _OwnRowsFirst(TorchCommunicator):
     """Gathers with this rank's rows in front."""
 
     def all_gather(self, x: Tensor) -> Tensor:
-        return super().all_gather(x).roll(-self.rank * x.shape[0], dims=0)
+        rows = super().all_gather(x)
+        return raw(rows).roll(-self.rank * x.shape[0], dims=0).view(rows.dtype)
 
 
 class _SharesReversed(TorchCommunicator):

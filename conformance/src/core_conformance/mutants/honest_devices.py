@@ -245,6 +245,7 @@ class CopiesLate(BareBackend):
 
 
 _DENSE = ("L1/linear", "L1/embed")
+_BLOCKS = ("L1/import_blocks", "L1/export_blocks", "L1/move_tokens")
 _PAGED = ("L1/attention", "L1/kv_write")
 _ENGINE = ("L2", "L3/greedy", "L3/preemption/swap", "L3/prefix-cache/warm")
 
@@ -252,14 +253,7 @@ HONEST: tuple[Honest, ...] = (
     Honest(
         name="blocks transposed in a private layout",
         backend=TransposedBlocks,
-        heads=(
-            "L0",
-            "L1/attention",
-            "L1/kv_write",
-            "L1/qk_norm_rope_write",
-            "L1/import_blocks",
-            *_ENGINE,
-        ),
+        heads=("L0", *_PAGED, "L1/qk_norm_rope_write", *_BLOCKS, *_ENGINE),
     ),
     Honest(name="weights in padded tiles", backend=PaddedWeights, heads=("L0", *_DENSE, "L2", "L3/greedy")),
     Honest(

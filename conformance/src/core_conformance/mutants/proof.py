@@ -30,7 +30,11 @@ _SLOW = (
 )
 """Checks that start processes, seconds each: run for the mutants that are assigned to them."""
 
-_CRASH = re.compile(r"^[A-Z]\w*(Error|Exception|Interrupt): |the step that computed this request failed")
+_CRASH = re.compile(
+    r"^[A-Z]\w*(Error|Exception|Interrupt|Expired): |the step that computed this request failed"
+    r"|`core serve` (ended|was not)|^rank \d+ ended with .* and no result"
+)
+"""Reasons that tell of something that raised, hung or did not start, and of no finding."""
 _PLACE = re.compile(r"\((\w+\.py):\d+\)")
 
 
@@ -47,6 +51,7 @@ class Proof:
         killed_by: Ids that failed with a finding of their own.
         crashed: Ids that failed because something raised, which proves nothing.
         reasons: Id to reason, of what failed.
+        problems: What kept the suite from being collected.
         seconds: Time it took.
     """
 
@@ -58,6 +63,7 @@ class Proof:
     killed_by: tuple[str, ...]
     crashed: tuple[str, ...]
     reasons: Mapping[str, str] = field(repr=False)
+    problems: tuple[str, ...] = ()
     seconds: float
 
     @property
@@ -73,6 +79,7 @@ class Proof:
         by = next((i for i in (*self.killed_by, *self.crashed) if self.honest or i.startswith(self.first)), None)
         by = by or next(iter((*self.killed_by, *self.crashed)), None)
         told = "" if by is None else f" by {by}: {self.reasons[by][:160]}"
+        told += "".join(f"; {problem}" for problem in self.problems[:1])
         counts = f"{len(self.killed_by)}/{len(self.ran)}" + (f" ({len(self.crashed)} crashed)" if self.crashed else "")
         return f"{words[self.honest, self.holds]:<9}{self.level:<3} {self.name:<48}{self.seconds:6.1f} s {counts}{told}"
 
@@ -157,6 +164,7 @@ def _proof(variant: Variant, report: Report, begin: float) -> Proof:
         killed_by=tuple(killers),
         crashed=tuple(record.id for record in failed if _crashed(record)),
         reasons={record.id: record.reason for record in failed},
+        problems=tuple(report.problems),
         seconds=time.monotonic() - begin,
     )
 
