@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from core_conformance.records import Mode, Outcome, Record
 from core_conformance.report.document import Report
 from core_conformance.report.facts import gather_facts
 from core_conformance.served.options import SOAK_SECONDS
+from core_conformance.served.reaper import watched
 from core_conformance.waivers import Waiver, apply_waivers
 
 __all__ = ["CHECK_TIMEOUT_S", "STAGE_TIMEOUT_S", "run_supervised"]
@@ -135,6 +136,8 @@ def _supervise(
     command = [sys.executable, "-P", "-m", "core_conformance.worker", json.dumps({**order, "pipe": sink})]
     worker = subprocess.Popen(command, pass_fds=(sink,), start_new_session=True)
     os.close(sink)
+    watch = ExitStack()
+    watch.enter_context(watched(worker.pid))
     lines: queue.Queue[str | None] = queue.Queue()
     threading.Thread(target=_read, args=(source, lines), daemon=True).start()
     try:
@@ -150,6 +153,7 @@ def _supervise(
         return ""
     finally:
         _end(worker, ask=said.problems is None)
+        watch.close()
 
 
 def _read(source: int, lines: queue.Queue[str | None]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from core_conformance.records import ErrorOutcome
+from core_conformance.served.reaper import watched
 from core_conformance.served.server import MODEL_NAME, Server
 from core_conformance.served.task_data import TASKS
 from core_conformance.subject import Mismatch
@@ -84,21 +85,35 @@ def evaluate(
     with tempfile.TemporaryDirectory(prefix="core-conformance-accuracy-") as place:
         paths = Path(place) / "request.json", Path(place) / "result.json"
         paths[0].write_text(json.dumps({**request, "chat_template": chat_template}), encoding="utf-8")
-        done = subprocess.run(
-            [sys.executable, "-m", "core_conformance.served.lm_eval_run", *map(str, paths)],
-            cwd=TASKS,
-            env={**os.environ, **_offline(place)},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode or not paths[1].exists():
-            last = " | ".join(done.stderr.strip().splitlines()[-_ERROR_LINES:])
-            raise Mismatch(f"lm-eval came to no result (exit code {done.returncode}): {last[-1500:]}")
+        command = [sys.executable, "-P", "-m", "core_conformance.served.lm_eval_run", *map(str, paths)]
+        code, said = _run(command, place)
+        if code or not paths[1].exists():
+            last = " | ".join(said.strip().splitlines()[-_ERROR_LINES:])
+            raise Mismatch(f"lm-eval came to no result (exit code {code}): {last[-1500:]}")
         found = json.loads(paths[1].read_text(encoding="utf-8"))
     count = _token_counter(folder)
     return {name: _scores(documents, count) for name, documents in found.items()}
+
+
+def _run(command: list[str], place: str) -> tuple[int, str]:
+    """Exit code and standard error of a process that ends with this one, and with whatever ends the wait for it."""
+    environment = {**os.environ, **_offline(place)}
+    with subprocess.Popen(
+        command,
+        cwd=TASKS,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            with watched(process.pid):
+                _, said = process.communicate(timeout=_TIMEOUT_S)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode, said
 
 
 def _offline(place: str) -> dict[str, str]:

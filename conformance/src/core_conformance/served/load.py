@@ -17,7 +17,7 @@ from core_conformance.served.copying import copy_answer, copy_prompt
 from core_conformance.served.server import MODEL_NAME, PLAIN, Server
 from core_conformance.subject import Mismatch
 
-__all__ = ["Ask", "Heard", "SoakCounts", "answers", "soak", "stream_all", "wait_idle"]
+__all__ = ["Ask", "Heard", "SoakCounts", "answers", "num_aborted", "soak", "stream_all", "wait_idle"]
 
 IDLE_S = 30.0
 """Patience with a server that should have nothing left to do."""
@@ -167,6 +167,14 @@ def wait_idle(server: Server, what: str, patience_s: float = IDLE_S) -> dict[str
         if time.monotonic() > deadline:
             raise Mismatch(f"{what}: {patience_s:g} s after the last request the server still holds {held}")
         time.sleep(0.05)
+
+
+def num_aborted(server: Server) -> float:
+    """Requests that /metrics counts as aborted."""
+    for line in server.get("/metrics").text.splitlines():
+        if line.startswith("vllm:request_success_total") and 'finished_reason="abort"' in line:
+            return float(line.rpartition(" ")[2])
+    raise Mismatch("/metrics has no vllm:request_success_total with finished_reason abort")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""`python -m core_conformance.served.reaper PID`: ends a server when whoever started it is gone, however it went.
+"""`python -m core_conformance.served.reaper PID`: ends a process group once whoever started it is gone.
 
 Its standard input is a pipe that the suite holds open: its end means that the suite ended, or was killed.
 """
@@ -8,13 +8,27 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
-__all__ = ["main"]
+__all__ = ["main", "watched"]
 
 GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL."""
+
+
+@contextlib.contextmanager
+def watched(pid: int) -> Iterator[None]:
+    """While the block runs, the process group of `pid` ends with this process, even where this one is killed."""
+    command = [sys.executable, "-P", "-m", "core_conformance.served.reaper", str(pid)]
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            reaper.communicate(b"done")
 
 
 def main(pid: int) -> None:

@@ -28,7 +28,7 @@ __all__ = ["Roofline", "better", "measure_roofline"]
 
 _COLUMNS, _BATCH = 2048, 512
 _FLOPS = 2.0 * _BATCH * _COLUMNS * _COLUMNS
-_REPEATS = 3
+_REPEATS = 6
 _LEAST_S = 0.02
 """A measurement that is shorter is repeated inside the clock."""
 

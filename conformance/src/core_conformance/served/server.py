@@ -8,7 +8,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
+from core_conformance.served.reaper import watched
 from core_conformance.subject import Mismatch
 
 __all__ = ["MODEL_NAME", "PLAIN", "Server", "free_port"]
@@ -60,7 +60,7 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="core-conformance-server-")
         self._log_path = Path(self._folder.name) / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._watch = contextlib.ExitStack()
 
     # -- life --------------------------------------------------------------------------------------------------------
 
@@ -80,8 +80,7 @@ class Server:
                 env=self._environment,
                 start_new_session=True,
             )
-        reaper = [sys.executable, "-m", "core_conformance.served.reaper", str(self._process.pid)]
-        self._reaper = subprocess.Popen(reaper, stdin=subprocess.PIPE, start_new_session=True)
+        self._watch.enter_context(watched(self._process.pid))
         try:
             self._wait_healthy(begin + self._patience)
         except BaseException:
@@ -126,13 +125,7 @@ class Server:
         finally:
             _kill(family)
             self.process.wait()
-            self._dismiss_reaper()
-
-    def _dismiss_reaper(self) -> None:
-        if self._reaper is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._reaper.communicate(b"done")
-            self._reaper = None
+            self._watch.close()
 
     def family(self) -> list[psutil.Process]:
         """The server's process and all below it."""

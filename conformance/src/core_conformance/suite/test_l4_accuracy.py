@@ -68,8 +68,8 @@ def test_accuracy(servers: Servers, findings: Findings, variant: str) -> None:
     """Right answers to multiple choice, in free text, and in a chat: at least 99 % of the reference's."""
     scores = _scores(servers, findings, variant)
     findings.notes |= {"served": scores.served, "reference": scores.reference}
-    findings.err, findings.bound = scores.accuracy_share, ACCURACY_SHARE
-    findings.ratio = ACCURACY_SHARE / scores.accuracy_share if scores.accuracy_share else None
+    findings.err, findings.bound = max(1 - scores.accuracy_share, 0.0), 1 - ACCURACY_SHARE
+    findings.ratio = findings.err / findings.bound
     if scores.documents < _LEAST_DOCUMENTS or not scores.reference:
         raise Mismatch(
             f"accuracy ({variant}): the reference is right on {scores.reference:.0f} of {scores.documents} documents "
@@ -87,8 +87,8 @@ def test_generated_length(servers: Servers, findings: Findings, variant: str) ->
     """Generated tokens in free text and in a chat: 90 to 110 % of the reference's."""
     scores, (least, most) = _scores(servers, findings, variant), LENGTH_SHARE
     findings.notes |= {"served_tokens": scores.served_tokens, "reference_tokens": scores.reference_tokens}
-    findings.err, findings.bound = scores.length_share, most if scores.length_share > 1 else least
-    findings.ratio = abs(scores.length_share - 1) / (most - 1)
+    findings.err, findings.bound = abs(scores.length_share - 1), most - 1
+    findings.ratio = findings.err / findings.bound
     if not least <= scores.length_share <= most:
         raise Mismatch(
             f"length ({variant}): {scores.served_tokens} tokens were generated, in transformers "

@@ -12,7 +12,7 @@ from typing import Any
 from core_conformance.checks import check
 from core_conformance.records import Findings
 from core_conformance.served.copying import copy_answer, copy_prompt
-from core_conformance.served.load import Ask, answers, stream_all, wait_idle
+from core_conformance.served.load import num_aborted, wait_idle
 from core_conformance.served.server import MODEL_NAME, Server
 from core_conformance.subject import Mismatch
 
@@ -26,14 +26,6 @@ def _body(**more: Any) -> dict[str, Any]:
     return {**common, "prompt": copy_prompt(90, seed=5), **more}
 
 
-def _aborted(server: Server) -> float:
-    """Requests that /metrics counts as aborted."""
-    for line in server.get("/metrics").text.splitlines():
-        if line.startswith("vllm:request_success_total") and 'finished_reason="abort"' in line:
-            return float(line.rpartition(" ")[2])
-    raise Mismatch("/metrics has no vllm:request_success_total with finished_reason abort")
-
-
 def _must_end_early(
     server: Server, before: dict[str, float], aborted: float, findings: Findings, *, asked: int = _LONG
 ) -> None:
@@ -44,7 +36,7 @@ def _must_end_early(
     findings.notes |= {"tokens_made": made, "idle_after_s": round(time.monotonic() - begin, 3)}
     if made >= asked:
         raise Mismatch(f"{made:.0f} tokens were made for a client that had gone, all that it had asked for")
-    counted = _aborted(server) - aborted
+    counted = num_aborted(server) - aborted
     if counted != 1:
         raise Mismatch(f"/metrics counts {counted:.0f} aborted requests, 1 was left")
     _must_still_answer(server)
@@ -69,7 +61,7 @@ def _wait_running(server: Server, count: int = 1) -> None:
 @check("L4/cancel/stream", ["completions", "chat"])
 def test_a_stream_left_in_the_middle(server: Server, findings: Findings, variant: str) -> None:
     """The client reads three events and closes its connection."""
-    before, aborted = wait_idle(server, "before"), _aborted(server)
+    before, aborted = wait_idle(server, "before"), num_aborted(server)
     body = _body(stream=True)
     path = "/v1/completions"
     if variant == "chat":
@@ -85,7 +77,7 @@ def test_a_stream_left_in_the_middle(server: Server, findings: Findings, variant
 def test_a_stream_of_several_choices(server: Server, findings: Findings) -> None:
     """Four choices of one request end together."""
     body = _body(stream=True, n=4, max_tokens=_LONG // 2)
-    before, aborted = wait_idle(server, "before"), _aborted(server)
+    before, aborted = wait_idle(server, "before"), num_aborted(server)
     with server.client() as client, client.stream("POST", "/v1/completions", json=body) as reply:
         next(reply.iter_lines())
     _must_end_early(server, before, aborted, findings, asked=4 * body["max_tokens"])
@@ -94,7 +86,7 @@ def test_a_stream_of_several_choices(server: Server, findings: Findings) -> None
 @check("L4/cancel/plain")
 def test_an_answer_that_is_not_streamed(server: Server, findings: Findings) -> None:
     """The client waits for its whole answer and gives up."""
-    before, aborted = wait_idle(server, "before"), _aborted(server)
+    before, aborted = wait_idle(server, "before"), num_aborted(server)
     _send_and_close(server, _body(), wait=lambda: _wait_running(server))
     _must_end_early(server, before, aborted, findings)
 
@@ -102,26 +94,9 @@ def test_an_answer_that_is_not_streamed(server: Server, findings: Findings) -> N
 @check("L4/cancel/reset")
 def test_a_connection_that_is_reset(server: Server, findings: Findings) -> None:
     """The client's end of the connection is reset instead of closed, in the middle of a stream."""
-    before, aborted = wait_idle(server, "before"), _aborted(server)
+    before, aborted = wait_idle(server, "before"), num_aborted(server)
     _send_and_close(server, _body(stream=True), wait=lambda: _wait_running(server), reset=True)
     _must_end_early(server, before, aborted, findings)
-
-
-@check("L4/cancel/queued")
-def test_a_request_that_waits(small_server: Server, findings: Findings) -> None:
-    """One that is queued ends before it began, and those in front of it go on to their right end."""
-    before, aborted = wait_idle(small_server, "before"), _aborted(small_server)
-    asks = [Ask(prompt=copy_prompt(180, seed=20 + index), max_tokens=76) for index in range(7)]
-    victim = Ask(prompt=copy_prompt(180, seed=50), max_tokens=76, delay_s=0.1, leave_after_s=0.1)
-    heard = stream_all(small_server, [*asks, victim])
-    answers(asks, heard[:-1], "beside a queued request that was left")
-    after = wait_idle(small_server, "after a queued request was left")
-    findings.notes["aborted"] = _aborted(small_server) - aborted
-    if findings.notes["aborted"] != 1:
-        raise Mismatch(f"/metrics counts {findings.notes['aborted']:.0f} aborted requests, 1 was left")
-    made = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
-    if made != 76 * len(asks):
-        raise Mismatch(f"{made:.0f} tokens were made, {76 * len(asks)} by requests that were heard to their end")
 
 
 def _send_and_close(server: Server, body: dict[str, Any], *, wait: Callable[[], None], reset: bool = False) -> None:

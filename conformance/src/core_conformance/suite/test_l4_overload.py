@@ -11,7 +11,7 @@ import time
 from core_conformance.checks import check
 from core_conformance.records import Findings
 from core_conformance.served.copying import copy_prompt
-from core_conformance.served.load import Ask, Heard, answers, stream_all, wait_idle
+from core_conformance.served.load import Ask, Heard, answers, num_aborted, stream_all, wait_idle
 from core_conformance.served.server import MODEL_NAME, Server
 from core_conformance.served.setups import SMALL_QUEUE, Servers
 from core_conformance.served.wire import ErrorBody, parse
@@ -34,6 +34,23 @@ def test_a_pool_too_small_for_all(small_server: Server, findings: Findings) -> N
     after = wait_idle(small_server, "after an overload of the pool")
     name = "vllm:num_preemptions_total"
     findings.notes["preemptions"] = after[name] - before[name]
+
+
+@check("L4/cancel/queued")
+def test_a_request_that_waits(small_server: Server, findings: Findings) -> None:
+    """One that is queued ends before it began, and those in front of it go on to their right end."""
+    before, aborted = wait_idle(small_server, "before"), num_aborted(small_server)
+    asks = [Ask(prompt=copy_prompt(180, seed=20 + index), max_tokens=76) for index in range(7)]
+    victim = Ask(prompt=copy_prompt(180, seed=50), max_tokens=76, delay_s=0.1, leave_after_s=0.1)
+    heard = stream_all(small_server, [*asks, victim])
+    answers(asks, heard[:-1], "beside a queued request that was left")
+    after = wait_idle(small_server, "after a queued request was left")
+    findings.notes["aborted"] = num_aborted(small_server) - aborted
+    if findings.notes["aborted"] != 1:
+        raise Mismatch(f"/metrics counts {findings.notes['aborted']:.0f} aborted requests, 1 was left")
+    made = after["vllm:generation_tokens_total"] - before["vllm:generation_tokens_total"]
+    if made != 76 * len(asks):
+        raise Mismatch(f"{made:.0f} tokens were made, {76 * len(asks)} by requests that were heard to their end")
 
 
 @check("L4/overload/queue-full")
