@@ -103,10 +103,10 @@ def _every_draft_seen(looks_back: Callable[[ModelRunner, Any], bool]) -> Iterato
     honest, prepare = ModelRunner._sampling_row, InputBatch.prepare
     ends: dict[str, int] = {}
 
-    def prepared(self: InputBatch, scheduled: Any) -> Any:
+    def prepared(self: InputBatch, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         ends.clear()
         ends.update({e.request_id: e.num_computed_tokens + e.num_scheduled_tokens for e in scheduled})
-        return prepare(self, scheduled)
+        return prepare(self, scheduled, *args, **kwargs)
 
     def tokens_before(self: InputBatch, state: Any, position: int) -> npt.NDArray[Any]:
         tokens: npt.NDArray[Any] = self._tokens[state.row, : max(position, ends.get(state.request_id, 0))]

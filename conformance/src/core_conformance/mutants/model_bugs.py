@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,6 +19,7 @@ from core.models.decoder import Decoder, DecoderLayer
 from core.models.decoder_config import DecoderConfig
 from core.models.gemma3 import Gemma3ForCausalLM
 from core.models.llama import LlamaForCausalLM
+from core_conformance import goldens, models
 from core_conformance.mutants.variant import Mutant, engine_bug
 
 __all__ = ["MUTANTS"]
@@ -118,6 +120,24 @@ def _logits_of_the_row_before() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _copy_model_of_a_narrow_margin() -> Iterator[None]:
+    """A bug of the suite itself: the copy model is sure of nothing."""
+    honest = models.hf_model
+
+    def hf_model(name: str, dtype: torch.dtype) -> Any:
+        model = honest(name, dtype)
+        if name != "copy":
+            return model
+        unsure = copy.deepcopy(model)
+        unsure.lm_head.weight.data.mul_(0.01)
+        return unsure
+
+    kept: Any = goldens.ruled
+    with mock.patch.object(goldens, "hf_model", hf_model), mock.patch.object(goldens, "ruled", kept.__wrapped__):
+        yield
+
+
 def _model(name: str, first: str, bug: Bug) -> Mutant:
     return engine_bug(name, first, bug, "", level="L2")
 
@@ -170,5 +190,6 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     _model("heads not normed", f"{_GEMMA}-block", _misread(Gemma3ForCausalLM, qk_norm=lambda config: False)),
     _model("no norm behind the attention", _GEMMA, _misread(Gemma3ForCausalLM, attention_out_norm=lambda config: None)),
+    engine_bug("copy model of a narrow margin", "copy-model", _copy_model_of_a_narrow_margin),
     _model("silu in place of gelu", _GEMMA, _misread(Gemma3ForCausalLM, activation=lambda config: "silu")),
 )

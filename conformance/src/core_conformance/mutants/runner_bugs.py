@@ -78,13 +78,13 @@ def _samples_at_the_end_of_each_chunk() -> Iterator[None]:
     """The last token of a chunk is sampled from, whether the prompt goes on or not."""
     honest = InputBatch.prepare
 
-    def prepare(self: InputBatch, scheduled: Any) -> StepInputs:
+    def prepare(self: InputBatch, scheduled: Any, *args: Any, **kwargs: Any) -> StepInputs:
         for entry in scheduled:
             state = self[entry.request_id]
             end = entry.num_computed_tokens + entry.num_scheduled_tokens
             if not entry.samples and end < state.num_tokens:
                 self._tokens[state.row, end] = self._tokens[state.row, end - 1]
-        return honest(self, scheduled)
+        return honest(self, scheduled, *args, **kwargs)
 
     with mock.patch.object(InputBatch, "prepare", prepare):
         yield
@@ -115,8 +115,8 @@ def _draws_by_the_step() -> Iterator[None]:
     """The position of a draw is counted in the step, and not in the sequence."""
     honest = InputBatch.prepare
 
-    def prepare(self: InputBatch, scheduled: Any) -> StepInputs:
-        inputs = honest(self, scheduled)
+    def prepare(self: InputBatch, scheduled: Any, *args: Any, **kwargs: Any) -> StepInputs:
+        inputs = honest(self, scheduled, *args, **kwargs)
         computed = [entry.num_computed_tokens for entry in scheduled]
         pairs = zip(inputs.sample_positions, inputs.sample_indices, strict=True)
         inputs.sample_positions = [position - computed[index] for position, index in pairs]

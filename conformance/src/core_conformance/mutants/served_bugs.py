@@ -10,6 +10,12 @@ from core_conformance.mutants.variant import Mutant
 __all__ = ["MUTANTS"]
 
 MUTANTS: tuple[Mutant, ...] = tuple(
-    Mutant(name=name, level="L4", first=f"L4/{first}", served=(sys.executable, "-m", serve.__name__, name))
-    for name, (first, _) in serve.BUGS.items()
+    Mutant(
+        name=name,
+        level="L4",
+        first=f"L4/{bug.first}",
+        also=tuple(f"L4/{head}" for head in bug.also),
+        served=(sys.executable, "-m", serve.__name__, name),
+    )
+    for name, bug in serve.BUGS.items()
 )
