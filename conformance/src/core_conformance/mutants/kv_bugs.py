@@ -249,9 +249,13 @@ MUTANTS: tuple[Mutant, ...] = (
     engine_bug("prefix hash of half a block", "prefix-cache", _hash_of_half_a_block),
     engine_bug("full hit skips the last token", "prefix-cache/full", _full_hit_skips_the_last_token, "prefix-cache"),
     engine_bug("prefix cache that is off is asked", "prefix-cache/off", _cache_that_is_off_is_asked, "prefix-cache"),
-    engine_bug("evicted block still found", "prefix-cache/evicted", _evicted_block_is_still_found, "prefix-cache"),
+    engine_bug(
+        "evicted block still found", "prefix-cache/evicted", _evicted_block_is_still_found, "prefix-cache", "chance"
+    ),
     engine_bug("hit counts half a block more", "prefix-cache/partial", _hit_counts_the_next_block, "prefix-cache"),
-    engine_bug("block freed while referenced", "prefix-cache/shared", _block_freed_while_referenced, "prefix-cache"),
+    engine_bug(
+        "block freed while referenced", "prefix-cache/shared", _block_freed_while_referenced, "prefix-cache", "chance"
+    ),
     engine_bug("window's block freed too early", "preemption", _window_block_freed_too_early, "prefix-cache", "greedy"),
     engine_bug("resumed with a stale count", "preemption/recompute", _resumed_with_stale_count, "preemption"),
     engine_bug("swapped in to the wrong blocks", "preemption/swap", _swapped_in_elsewhere),

@@ -144,6 +144,14 @@ def _position_of_the_first_draft(op: RejectionSampleOp, args: RejectionSampleArg
     return tokens, count
 
 
+def _most_likely_without_drafts(op: RejectionSampleOp, args: RejectionSampleArgs, out: Any) -> Any:
+    """A request without drafts is not drawn for."""
+    tokens = out[0].clone()
+    bare = args.num_draft_tokens == 0
+    tokens[:, 0] = torch.where(bare, args.logits[:, 0].argmax(-1).to(tokens.dtype), tokens[:, 0])
+    return tokens, out[1]
+
+
 def _greedy_draws(op: RejectionSampleOp, args: RejectionSampleArgs) -> RejectionSampleArgs:
     """Temperature 0 is taken for 1."""
     return dataclasses.replace(args, temperature=torch.where(args.temperature > 0, args.temperature, 1.0))
@@ -178,5 +186,6 @@ MUTANTS: tuple[Mutant, ...] = (
     _drafts("drawn from the target after a refusal", "/", after(_drawn_from_p)),
     _drafts("drafter taken for certain", "/probabilities", before(_drafter_always_sure)),
     _drafts("position of the first draft for all", "/", after(_position_of_the_first_draft)),
+    _drafts("without drafts the most likely token", "/no-drafts", after(_most_likely_without_drafts)),
     _drafts("greedy drafts verified by chance", "/greedy", before(_greedy_draws)),
 )

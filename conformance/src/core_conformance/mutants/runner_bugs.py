@@ -156,6 +156,6 @@ MUTANTS: tuple[Mutant, ...] = (
         lambda: _seed_with(lambda state, request: len(request.token_ids)),
         "seeds",
     ),
-    engine_bug("one seed for all requests", "seeds", _one_seed_for_all),
+    engine_bug("one seed for all requests", "seeds", _one_seed_for_all, "constraints/seed"),
     engine_bug("draws by the position in the step", "seeds", _draws_by_the_step),
 )

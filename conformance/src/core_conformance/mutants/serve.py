@@ -59,8 +59,8 @@ BUGS: dict[str, ServedBug] = {
     ),
     "loading server told as dead": ServedBug("life/loading", service.loading_is_dead),
     "no drain at SIGTERM": ServedBug("life/drain", service.no_drain),
-    "pieces of text lost": ServedBug("streams", lambda: answers.delta(answers.a_letter_lost)),
-    "answers end early": ServedBug("wire/completions-plain", service.ends_early),
+    "pieces of text lost": ServedBug("streams", lambda: answers.delta(answers.a_letter_lost), ("accuracy",)),
+    "answers end early": ServedBug("wire/completions-plain", service.ends_early, ("length",)),
 }
 """By name."""
 
