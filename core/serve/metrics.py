@@ -125,10 +125,16 @@ class RequestRecord:
         if choice.finish_reason is not None:
             self._reason = choice.finish_reason
 
-    def finish(self, last: RequestOutput | None) -> None:
-        """Counts the request once: under its last finish reason, or as aborted where `last` is not its end."""
+    def finish(self, last: RequestOutput | None, *, failed: bool = False) -> None:
+        """Counts the request once: under its last finish reason, or as aborted where `last` is not its end.
+
+        Args:
+            last: Its newest output.
+            failed: The engine ended under it: an error, and no client that left.
+        """
         finished = last is not None and last.finished
-        reason = self._reason if finished else FinishReason.ABORT
+        unfinished = FinishReason.ERROR if failed else FinishReason.ABORT
+        reason = self._reason if finished else unfinished
         self._metrics.request_success[str(reason)] += 1
         if last is None or not finished:
             return

@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 
 from starlette.requests import Request
 
-from core.errors import QueueFullError
+from core.errors import EngineDeadError, QueueFullError
 from core.outputs import EngineStats, RequestOutput
 from core.sampling_params import SamplingParams
 from core.serve.errors import ApiError, NotReadyError
@@ -134,7 +134,7 @@ class ServerState:
         """Outputs of one prompt, counted for /metrics. Closing it aborts the request."""
         record = RequestRecord(self.metrics, params)
         last: RequestOutput | None = None
-        aborted = False
+        aborted = failed = False
         source = self.engine.generate(
             prompt, params, priority=body.priority, cache_salt=body.cache_salt, external_id=labels.label
         )
@@ -146,6 +146,9 @@ class ServerState:
         except QueueFullError:
             self.metrics.admission_rejections["queue_full"] += 1
             raise
+        except EngineDeadError:
+            failed = True
+            raise
         except (asyncio.CancelledError, GeneratorExit):
             aborted = True
             raise
@@ -153,8 +156,8 @@ class ServerState:
             close = getattr(source, "aclose", None)
             if close is not None:
                 await close()
-            if last is not None or aborted:
-                record.finish(last)
+            if last is not None or aborted or failed:
+                record.finish(last, failed=failed)
 
     def generate_all(
         self, prompts: Sequence[Prompt], params: SamplingParams, body: SamplingFields, labels: RequestLabels

@@ -31,6 +31,19 @@ def test_an_unknown_backend_is_one_line_and_exit_code_2() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_a_selection_that_no_id_meets_is_said() -> None:
+    for args in (["run", "--backend", "reference", "--level", "L0"], ["list"]):
+        done = core(*args, "-k", "zzznomatch")
+        assert done.returncode == 2 and "zzznomatch" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_what_cannot_be_written_is_said_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("", encoding="utf-8")
+    done = core("run", "--backend", "reference", "--level", "L0", "--report-dir", str(tmp_path / "taken"))
+    assert done.returncode == 2 and "is a file" in done.stderr and not done.stdout
+    assert core("run", "--backend", "reference", "--check-timeout", "inf").returncode == 2
+
+
 def test_help_lists_the_commands() -> None:
     done = core("--help")
     assert done.returncode == 0 and "run" in done.stdout and "list" in done.stdout

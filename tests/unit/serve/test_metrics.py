@@ -67,6 +67,16 @@ async def test_gauges_come_from_the_engine(client: httpx.AsyncClient, engine: Fa
     assert found["vllm:cache_config_info block_size=16 num_gpu_blocks=64"] == 1
 
 
+async def test_requests_that_the_engine_lost_are_errors_and_no_aborts(
+    client: httpx.AsyncClient, engine: FakeEngine
+) -> None:
+    engine.fails_after = 2
+    await client.post("/v1/completions", json={"prompt": [1, 2], "max_tokens": 5})
+    found = await scrape(client)
+    assert found["vllm:request_success_total finished_reason=error"] == 1
+    assert found["vllm:request_success_total finished_reason=abort"] == 0
+
+
 async def test_refused_requests_are_no_success(client: httpx.AsyncClient) -> None:
     await client.post("/v1/completions", json={"prompt": [5000]})
     found = await scrape(client)

@@ -36,7 +36,10 @@ def run(
     ] = "float32",
     waivers: Annotated[Path | None, typer.Option("--waivers", help="TOML file of waivers.")] = None,
     check_timeout: Annotated[
-        float, typer.Option("--check-timeout", min=1, help="Seconds that one check may take before it ends the run.")
+        float,
+        typer.Option(
+            "--check-timeout", min=1, max=604_800, help="Seconds that one check may take before it ends the run."
+        ),
     ] = 600,
     soak_seconds: Annotated[
         float, typer.Option("--soak-seconds", min=1, help="How long the soak of L4 goes on, after its warm-up.")
@@ -62,12 +65,15 @@ def run(
     from core_conformance.sharding import choose
     from core_conformance.supervise import run_supervised
 
+    if report_dir is not None and report_dir.exists() and not report_dir.is_dir():
+        raise ConfigError(f"--report-dir {str(report_dir)!r} is a file; give a folder, or a name that is free")
     part = choose(backend, levels, shard=shard, models=model or (), dtype=dtype)
     if certify is not None:
         if report_dir is None:
             raise ConfigError("--certify needs --report-dir: a certificate is about a report; add --report-dir DIR")
         if shard or model:
             raise ConfigError("--certify needs the whole suite; leave --shard and --model out")
+        certify.unlink(missing_ok=True)  # an older one must not be taken for this run's
         refuse_before_run(selection=k)
     report = run_supervised(
         backend,
@@ -83,8 +89,10 @@ def run(
         check_timeout_s=check_timeout,
     )
     report.records = [record for record in report.records if record.id not in part.others]
-    written = b"" if report_dir is None else write_report_files(report, report_dir)
+    if not any(record.ran for record in report.records) and not report.problems:
+        raise ConfigError(f"-k {k!r} leaves no check over; `core conformance list` has the ids")
     typer.echo(report.summary())
+    written = b"" if report_dir is None else write_report_files(report, report_dir)
     if certify is not None:
         typer.echo(write_certificate(report, written, certify))
     raise typer.Exit(0 if report.ok else 1)
