@@ -121,9 +121,9 @@ def downstream(session: nox.Session) -> None:
 
 @chore
 def mutants(session: nox.Session) -> None:
-    """Plants one bug at a time over the reference backend; fails where one survives the level that must kill it."""
+    """Plants one bug at a time, each up to its first finding; `-- --matrix docs/kill-matrix.md` runs all ids."""
     _install(session, ALL, *TEST_TOOLS)
-    _run(session, "python", "-m", "core_conformance.mutants", *session.posargs)
+    _run(session, "python", "-m", "core_conformance.mutants", *(session.posargs or ["--quick"]))
 
 
 @chore

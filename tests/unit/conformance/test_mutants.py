@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from core_conformance.mutants.proof import prove, prove_honest
 from core_conformance.mutants.variant import Honest, Mutant, kernel_bug
 from core_conformance.subject import oracle
 
+REPO_ROOT = Path(__file__).parents[3]
 LEAST_MUTANTS, LEAST_HONEST = 40, 8
 QUICK = {
     "L0": "more memory free than there is",
@@ -56,6 +58,21 @@ def test_an_honest_kernel_passes_and_is_really_run() -> None:
     honest = next(honest for honest in HONEST if honest.name == "norm's weight first")
     proof = prove_honest(dataclasses.replace(honest, heads=("L1/rms_norm",)))
     assert proof.holds and len(proof.ran) >= 12, proof.line()
+
+
+def test_the_committed_matrix_names_every_variant_and_each_ended_as_it_must() -> None:
+    """Made by `python -m core_conformance.mutants --matrix docs/kill-matrix.md`."""
+    rows = read_rows((REPO_ROOT / "docs" / "kill-matrix.md").read_text(encoding="utf-8"))
+    assert {row.name for row in rows if not row.honest} == {mutant.name for mutant in MUTANTS}
+    assert {row.name for row in rows if row.honest} == {honest.name for honest in HONEST}
+    assert {row.name: row.level for row in rows if not row.honest} == {m.name: m.level for m in MUTANTS}
+    assert not [row.name for row in rows if not row.holds]
+    assert sum(not row.honest for row in rows) >= LEAST_MUTANTS and sum(row.honest for row in rows) >= LEAST_HONEST
+
+
+def test_every_check_of_the_suite_is_in_the_committed_matrix() -> None:
+    page = (REPO_ROOT / "docs" / "kill-matrix.md").read_text(encoding="utf-8")
+    assert not [name for name in check_names() if f"| `{name}` |" not in page]
 
 
 def _raises(op: Any) -> Callable[[Any], Any]:

@@ -28,5 +28,5 @@ class ServedOptions:
     model: Path | None = None
     soak_seconds: float = SOAK_SECONDS
     start_seconds: float = 300.0
-    command: tuple[str, ...] = (sys.executable, "-m", "core.cli")
+    command: tuple[str, ...] = (sys.executable, "-P", "-m", "core.cli")
     environment: Mapping[str, str] = field(default_factory=dict)

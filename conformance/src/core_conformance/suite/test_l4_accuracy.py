@@ -38,7 +38,7 @@ def _evaluate(servers: Servers) -> dict[str, Scores]:
     tasks = [{"task": "facts_choice", "chat": False}, {"task": "facts_text", "chat": False}]
     folder = servers.folder(real)
     if _has_chat_template(folder):
-        tasks.append({"task": "facts_text", "chat": True})
+        tasks.append({"task": "facts_chat", "chat": True})
     return evaluate(servers.get(real), folder, tasks, chat_template=None)
 
 
