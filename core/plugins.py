@@ -162,9 +162,9 @@ def open_device(device: str, config: OpenConfig) -> OpenedBackend:
     devices = backend.probe()
     if index >= len(devices):
         found = f"only {len(devices)} device(s)" if devices else "no device"
+        remedy = f"the last index is {len(devices) - 1}" if devices else info.remedy or "check driver and SDK"
         raise BackendUnavailableError(
-            f"backend {info.name!r} ({listing.package}) is installed and finds {found}; "
-            f"{info.remedy or 'check driver and SDK'}"
+            f"backend {info.name!r} ({listing.package}) is installed and finds {found}; {remedy}"
         )
     backend.open(index, config)
     return OpenedBackend(backend=backend, info=info, device=devices[index], package=listing.package)

@@ -84,7 +84,7 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, InvalidRequestError):
-        return ApiError(error.status, error.message, param=error.param, code=error.code)
+        return ApiError(error.status, error.message, param=error.param, code=error.code or "invalid_value")
     if isinstance(error, QueueFullError):
         headers = {"Retry-After": str(error.retry_after_s)}
         return ApiError(error.status, str(error), kind="rate_limit_error", code="queue_full", headers=headers)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import time
@@ -88,9 +89,11 @@ async def test_a_killed_engine_fails_requests_at_once_and_comes_back(server: Cor
     reply = server.post("/v1/completions", prompt="back again", max_tokens=4, temperature=0, ignore_eos=True)
     assert reply.status_code == 200
     assert reply.json()["usage"]["completion_tokens"] == 4
-    metrics = server.metrics()
+    metrics, exposition = server.metrics(), server.get("/metrics").text
     assert metrics["vllm:num_requests_running"] == metrics["vllm:num_requests_waiting"] == 0
     assert metrics["vllm:kv_cache_usage_perc"] == 0
+    reasons = dict(re.findall(r'^vllm:request_success_total\{.*finished_reason="(\w+)".*\} (\S+)', exposition, re.M))
+    assert float(reasons["error"]) >= len(ends) and float(reasons["abort"]) == 0
     assert "Traceback" not in server.log()
 
 

@@ -36,6 +36,7 @@ CHECK_TIMEOUT_S = 600.0
 STAGE_TIMEOUT_S = 300.0
 """Seconds that loading, probing, collecting and closing may each take."""
 _LAST_WORDS_S = 10.0
+_INTERRUPTED = "was interrupted"
 _FRAME = re.compile(r'File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.+)')
 
 
@@ -95,6 +96,7 @@ def run_supervised(
     Raises:
         BackendNotFoundError: nothing of that name is installed.
         BackendUnavailableError: it cannot be loaded, or finds no device.
+        KeyboardInterrupt: before anything is known of the device; later one ends the run, and what ran is reported.
     """
     begun, start = datetime.datetime.now(datetime.UTC), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +111,7 @@ def run_supervised(
         said = _Progress()
         ending = _supervise(order, said, progress, check_timeout_s, stage_timeout_s)
         if ending:
-            _note_ending(said, ending + _place(trace), levels, progress)
+            _note_ending(said, ending, _place(trace), levels, progress)
     assert said.target is not None
     facts = gather_facts(
         BackendInfo(**{**said.target["info"], "api": tuple(said.target["info"]["api"])}),
@@ -151,6 +153,10 @@ def _supervise(
                 return f"ended the process: {_exit_words(worker)}"
             _take(json.loads(line), said, progress)
         return ""
+    except KeyboardInterrupt:
+        if said.target is None:
+            raise
+        return _INTERRUPTED
     finally:
         _end(worker, ask=said.problems is None)
         watch.close()
@@ -185,17 +191,19 @@ def _add(record: Record, said: _Progress, progress: Callable[[Record], None]) ->
     progress(record)
 
 
-def _note_ending(said: _Progress, ending: str, levels: Sequence[str], progress: Callable[[Record], None]) -> None:
-    """A FAIL for the check that ended the run, and NOT_RUN for those behind it."""
+def _note_ending(
+    said: _Progress, ending: str, place: str, levels: Sequence[str], progress: Callable[[Record], None]
+) -> None:
+    """A FAIL for the check that ended the run, none where the user did, and NOT_RUN for those behind it."""
     if said.target is None:
-        raise BackendUnavailableError(f"{said.stage}: it {ending}; check its driver and SDK")
+        raise BackendUnavailableError(f"{said.stage}: it {ending}{place}; check its driver and SDK")
     mode = Mode.SIMULATED if said.target["device"]["simulated"] else Mode.VALIDATED
     at = said.check_id or said.stage
-    if said.check_id:
+    if said.check_id and ending != _INTERRUPTED:
         said.problems = []
-        _add(Record(id=at, outcome=Outcome.FAIL, reason=f"it {ending}", mode=mode), said, progress)
+        _add(Record(id=at, outcome=Outcome.FAIL, reason=f"it {ending}{place}", mode=mode), said, progress)
     else:
-        said.problems = [f"{said.stage}: it {ending}"]
+        said.problems = [f"{at}: the run {ending}" if ending == _INTERRUPTED else f"{at}: it {ending}{place}"]
     for check_id in must_pass(levels):
         if check_id not in said.records:
             _add(

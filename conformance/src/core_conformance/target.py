@@ -57,9 +57,11 @@ class Target:
         if self._device is None:
             devices = self.make().probe()
             if self.index >= len(devices):
+                remedy = (
+                    f"the last index is {len(devices) - 1}" if devices else self.info.remedy or "check driver and SDK"
+                )
                 raise BackendUnavailableError(
-                    f"backend {self.name!r} finds {len(devices)} device(s), index {self.index} was asked for; "
-                    f"{self.info.remedy or 'check driver and SDK'}"
+                    f"backend {self.name!r} finds {len(devices)} device(s), index {self.index} was asked for; {remedy}"
                 )
             self._device = devices[self.index]
         return self._device

@@ -48,6 +48,7 @@ def test_a_written_report_fits_its_schema_and_comes_back_as_it_was(make_report: 
         (lambda d: d["records"][0].update(outcome="FINE"), "outcome"),
         (lambda d: d["records"][0].update(ratio="small"), "ratio"),
         (lambda d: d["run"].update(suite_hash="1234"), "suite_hash"),
+        (lambda d: d["records"].append(dict(d["records"][0])), "more than one record"),
     ],
 )
 def test_what_is_no_report_is_refused_with_the_place(

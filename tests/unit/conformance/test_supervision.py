@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,3 +87,20 @@ def test_the_command_ends_with_a_report_and_exit_code_1(install_backend: Install
     assert "FAIL    L0/copy-blocks: it ended the process: signal SIGABRT" in done.stdout
     document = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))
     assert {record["outcome"] for record in document["records"]} == {"FAIL", "NOT_RUN"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "sigterm"])
+def test_an_interrupted_run_reports_what_ran(install_backend: Install, tmp_path: Path, number: signal.Signals) -> None:
+    """The check that it was at is no failure; whoever reads the output to its end does not wait."""
+    install_backend(LIKE_THE_REFERENCE.format(fault=LOCKED))
+    command = [sys.executable, "-m", "core.cli", "conformance", "run", "--backend", "acme", "--level", "L0"]
+    command += ["-k", "L0/*o*", "-v", "--report-dir", str(tmp_path / "out")]
+    run = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert run.stdout is not None
+    assert "PASS" in run.stdout.readline()
+    run.send_signal(number)
+    told, errors = run.communicate(timeout=60)
+    assert run.returncode == 1 and "Traceback" not in errors, errors
+    assert "was interrupted" in told and "FAIL" not in told
+    document = json.loads((tmp_path / "out/report.json").read_text(encoding="utf-8"))
+    assert {record["outcome"] for record in document["records"]} == {"PASS", "NOT_RUN"}

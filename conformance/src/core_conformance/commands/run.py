@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,12 +66,10 @@ def run(
     from core_conformance.sharding import choose
     from core_conformance.supervise import run_supervised
 
-    if report_dir is not None and report_dir.exists() and not report_dir.is_dir():
-        raise ConfigError(f"--report-dir {str(report_dir)!r} is a file; give a folder, or a name that is free")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # both end the run, and what ran is reported
     part = choose(backend, levels, shard=shard, models=model or (), dtype=dtype)
+    _check_places(report_dir, certify)
     if certify is not None:
-        if report_dir is None:
-            raise ConfigError("--certify needs --report-dir: a certificate is about a report; add --report-dir DIR")
         if shard or model:
             raise ConfigError("--certify needs the whole suite; leave --shard and --model out")
         certify.unlink(missing_ok=True)  # an older one must not be taken for this run's
@@ -96,6 +95,18 @@ def run(
     if certify is not None:
         typer.echo(write_certificate(report, written, certify))
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _check_places(report_dir: Path | None, certify: Path | None) -> None:
+    """What cannot be written is said now, and not behind an hour of checks."""
+    from core.errors import ConfigError
+
+    if report_dir is not None and report_dir.exists() and not report_dir.is_dir():
+        raise ConfigError(f"--report-dir {str(report_dir)!r} is a file; give a folder, or a name that is free")
+    if certify is not None and report_dir is None:
+        raise ConfigError("--certify needs --report-dir: a certificate is about a report; add --report-dir DIR")
+    if certify is not None and certify.is_dir():
+        raise ConfigError(f"--certify {str(certify)!r} is a folder; give the name of a file")
 
 
 def _write_lists(backend: str, levels: tuple[str, ...]) -> None:

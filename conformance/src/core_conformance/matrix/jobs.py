@@ -93,7 +93,7 @@ def with_wanted(tables: Tables, wanted: Wanted) -> Tables:
         ConfigError: a backend or model is in no table, or there are fewer shards than one.
     """
     if wanted.shards < 0:
-        raise ConfigError(f"--shards is {wanted.shards}; it must be 1 or more")
+        raise ConfigError(f"--shards is {wanted.shards}; give 1 or more, or 0 for what runners.toml says")
     runners = [row for row in tables.runners if not wanted.backends or row.backend in wanted.backends]
     for name in wanted.backends:
         if not any(row.backend == name for row in runners):

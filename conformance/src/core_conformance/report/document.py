@@ -84,7 +84,9 @@ class Report:
         worst = max(((r.ratio, r.id) for r in mine if r.ratio is not None), default=None)
         margin = "" if worst is None else f"; worst err/bound {worst[0]:.2f} ({worst[1]})"
         seconds = sum(record.seconds for record in mine)
-        state = "complete" if self.complete(level) else "NOT complete"
+        ran = [record for record in mine if record.ran]
+        in_part = len(ran) < len(mine) and not self.problems and all(record.outcome.acceptable for record in ran)
+        state = "complete" if self.complete(level) else "in part" if in_part else "NOT complete"
         where = f"{self.facts.backend} {level} ({self.facts.mode})"
         return f"{where}: {state}: {count_outcomes(mine) or 'no check'}{margin}; {seconds:.1f} s"
 
@@ -112,6 +114,9 @@ class Report:
         if errors:
             raise ConfigError(f"this is no conformance report of version {SCHEMA_VERSION}: {errors[0]}; run it again")
         records = [Record.from_dict(record) for record in document["records"]]
+        twice = [name for name, count in Counter(record.id for record in records).items() if count > 1]
+        if twice:
+            raise ConfigError(f"{twice[0]} has more than one record; no run writes such a report: run it again")
         return cls(RunFacts.from_dict(document["run"]), records, list(document["problems"]))
 
 

@@ -23,7 +23,9 @@ GRACE_S = 5.0
 def watched(pid: int) -> Iterator[None]:
     """While the block runs, the process group of `pid` ends with this process, even where this one is killed."""
     command = [sys.executable, "-P", "-m", "core_conformance.served.reaper", str(pid)]
-    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    # No output of its caller's: whoever reads that to its end would wait for the grace below.
+    quiet = subprocess.DEVNULL
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         yield
     finally:
