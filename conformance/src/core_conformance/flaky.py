@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from core_conformance.chance import CHANCE_VARIABLE
+from core_conformance.engines.chance import CHANCE_VARIABLE
 from core_conformance.records import Outcome
 
 __all__ = ["Repeats", "main"]

@@ -137,6 +137,6 @@ def _checkpoint_ids(folders: Sequence[str], dtype: str, levels: Sequence[str]) -
     if not folders:
         return []
     # Imports torch and transformers, which a run needs anyway and a look at the ids does not.
-    from core_conformance.checkpoint import Checkpoint, checkpoint_ids
+    from core_conformance.engines.checkpoint import Checkpoint, checkpoint_ids
 
     return [i for folder in folders for i in checkpoint_ids(Checkpoint(folder=Path(folder), dtype=dtype), levels)]

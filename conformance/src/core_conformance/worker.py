@@ -79,7 +79,7 @@ def _run(order: dict[str, Any], journal: Journal) -> None:
     journal.write("stage", "collecting the checks")
     report = run_suite(target, order["levels"], select=select, begin=begin, progress=note)
     for folder, dtype in order["checkpoints"]:
-        from core_conformance.checkpoint import Checkpoint, run_checkpoint
+        from core_conformance.engines.checkpoint import Checkpoint, run_checkpoint
 
         checkpoint = Checkpoint(folder=Path(folder), dtype=dtype)
         for record in run_checkpoint(target, checkpoint, order["levels"], select=select, begin=begin):

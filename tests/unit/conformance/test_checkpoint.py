@@ -14,7 +14,7 @@ from core.backend import Verdict
 from core.backend.ops import OpSpec
 from core.spec import DeviceInfo
 from core_conformance.bare import BareBackend
-from core_conformance.checkpoint import Checkpoint, checkpoint_ids, run_checkpoint
+from core_conformance.engines.checkpoint import Checkpoint, checkpoint_ids, run_checkpoint
 from core_conformance.records import Outcome, Record
 from core_conformance.target import Target, load_target
 

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from core.backend.ops import OPERATIONS, Args, ReduceNormOp, RouteOp
 from core.backend.schemes import SCHEMES
-from core_conformance.coverage import COVERAGE, gaps
 from core_conformance.must_pass_lists import must_pass
+from core_conformance.operations.coverage import COVERAGE, gaps
 from core_conformance.ownership import WRITABLE
 
 IDS = frozenset(must_pass(["L1"]))
@@ -29,7 +29,7 @@ class Newer(RouteOp):
 
 def test_an_operation_without_checks_is_named() -> None:
     found = gaps({**OPERATIONS, "fly": ReduceNormOp}, SCHEMES, IDS)
-    assert found == ["operation fly has no checks: add them, and its line in core_conformance.coverage"]
+    assert found == ["operation fly has no checks: add them, and its line in core_conformance.operations.coverage"]
 
 
 def test_a_parameter_without_checks_is_named() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_conformance import flaky
-from core_conformance.chance import CHANCE_VARIABLE, chance_seed
+from core_conformance.engines.chance import CHANCE_VARIABLE, chance_seed
 from core_conformance.flaky import Repeats
 
 

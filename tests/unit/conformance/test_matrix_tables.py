@@ -9,8 +9,8 @@ import pytest
 
 from core.errors import ConfigError
 from core.models.registry import BUILT_IN
+from core_conformance.engines.models import MODELS
 from core_conformance.matrix import Tables, read_tables
-from core_conformance.models import MODELS
 from core_conformance.sharding import WITNESS
 
 REPO_ROOT = Path(__file__).parents[3]

@@ -16,15 +16,15 @@ from core.backend.negotiate import Binder
 from core.backend.ops import OpSpec, RmsNormOp
 from core.backend.reference import COMPOSITES
 from core.spec import DeviceInfo, DType
-from core_conformance import step_times
+from core_conformance.advice import step_times
+from core_conformance.advice.next_operation import advise
+from core_conformance.advice.step_times import StepTimes, Stopwatch, measure
+from core_conformance.advice.vendor_lines import count_lines
 from core_conformance.bare import INFO, BareBackend
 from core_conformance.cli import app
 from core_conformance.commands import next as command
-from core_conformance.models import model_folder
-from core_conformance.next_operation import advise
-from core_conformance.step_times import StepTimes, Stopwatch, measure
+from core_conformance.engines.models import model_folder
 from core_conformance.target import Target
-from core_conformance.vendor_lines import count_lines
 
 
 class Clock:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from core_conformance import Outcome, load_target, run_suite
-from core_conformance.goldens import greedy
+from core_conformance.engines.goldens import greedy
 from core_conformance.records import ErrorOutcome
 from core_conformance.served import accuracy, task_data
 from core_conformance.served.copying import STOP, copy_answer, copy_prompt, ids_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from core_conformance.next_operation import Advice
+    from core_conformance.advice.next_operation import Advice
 
 __all__ = ["next_"]
 
@@ -28,10 +28,10 @@ def next_(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON.")] = False,
 ) -> None:
     """Say which operation to write next: the COMPOSITE one that takes most of a step, measured on the device."""
-    from core_conformance.next_operation import advise
-    from core_conformance.step_times import measure
+    from core_conformance.advice.next_operation import advise
+    from core_conformance.advice.step_times import measure
+    from core_conformance.advice.vendor_lines import vendor_lines
     from core_conformance.target import load_target
-    from core_conformance.vendor_lines import vendor_lines
 
     target = load_target(backend)
     with _model_path(model) as path:
@@ -50,7 +50,7 @@ def next_(
 def _model_path(model: str | None) -> Iterator[Path]:
     """The model's files; those of the small model are there for as long as the context lasts."""
     from core.loader.hub import resolve_model
-    from core_conformance.step_model import write_step_model
+    from core_conformance.advice.step_model import write_step_model
 
     if model is not None:
         yield Path(resolve_model(model))

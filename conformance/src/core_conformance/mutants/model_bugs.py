@@ -19,7 +19,7 @@ from core.models.decoder import Decoder, DecoderLayer
 from core.models.decoder_config import DecoderConfig
 from core.models.gemma3 import Gemma3ForCausalLM
 from core.models.llama import LlamaForCausalLM
-from core_conformance import goldens, models
+from core_conformance.engines import goldens, models
 from core_conformance.mutants.variant import Mutant, engine_bug
 
 __all__ = ["MUTANTS"]

@@ -11,8 +11,8 @@ import random
 
 from tokenizers import pre_tokenizers
 
-from core_conformance.goldens import copies
-from core_conformance.models import COPY_DISTANCE, copy_next
+from core_conformance.engines.goldens import copies
+from core_conformance.engines.models import COPY_DISTANCE, copy_next
 
 __all__ = ["DEPTH", "STOP", "STOP_CAUSE", "copy_answer", "copy_prompt", "ids_of", "letters", "text_of"]
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import httpx
 
-from core_conformance.models import COPY_DISTANCE
+from core_conformance.engines.models import COPY_DISTANCE
 from core_conformance.served.copying import copy_answer, copy_prompt
 from core_conformance.served.server import MODEL_NAME, PLAIN, Server
 from core_conformance.subject import Mismatch

@@ -7,7 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
-from core_conformance.models import model_folder
+from core_conformance.engines.models import model_folder
 
 __all__ = ["LONG_POSITIONS", "served_copy_folder"]
 

@@ -10,8 +10,8 @@ from types import TracebackType
 
 from core.backend import Kind
 from core.spec import DType
+from core_conformance.operations.samples import core_operations
 from core_conformance.records import ErrorOutcome, Mode
-from core_conformance.samples import core_operations
 from core_conformance.served.long_copy import served_copy_folder
 from core_conformance.served.options import ServedOptions
 from core_conformance.served.server import Server

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from core_conformance.models import VOCAB_ROWS, write_tokenizer
+from core_conformance.engines.models import VOCAB_ROWS, write_tokenizer
 
 __all__ = ["SpeedShape", "shape_of", "speed_folder"]
 

@@ -11,7 +11,7 @@ import random
 from pathlib import Path
 from typing import Any
 
-from core_conformance.models import COPY_DISTANCE
+from core_conformance.engines.models import COPY_DISTANCE
 from core_conformance.served.copying import STOP, STOP_CAUSE, copy_answer, copy_prompt, letters
 
 __all__ = ["TASKS", "choice_documents", "main", "text_documents"]

@@ -8,9 +8,9 @@ from torch import Tensor
 from core.backend import KVSlab, Packed, Plane, torch_dtype
 from core.backend.ops import AttentionArgs, AttentionOp, RmsNormArgs, RmsNormOp
 from core.spec import DType
-from core_conformance.cache_memory import full_cache, new_cache
 from core_conformance.checks import check
-from core_conformance.paged import PagedStep
+from core_conformance.operations.cache_memory import full_cache, new_cache
+from core_conformance.operations.paged import PagedStep
 from core_conformance.subject import Subject
 
 _ODD_SIZES = (0, 1, 3, 257, 4099)

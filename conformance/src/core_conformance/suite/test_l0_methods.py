@@ -14,8 +14,8 @@ from core.backend import Backend, OpenConfig, Verdict
 from core.backend.ops import OpSpec
 from core.spec import Capabilities, DeviceInfo, DType
 from core_conformance.checks import check
+from core_conformance.operations.samples import core_operations, variations
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.samples import core_operations, variations
 from core_conformance.subject import Subject
 from core_conformance.target import LIMITS, Target
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from core.backend.ops import AttentionArgs, AttentionOp
 from core.spec import DType
-from core_conformance.attention_by_hand import attention_bound, attention_suspects
-from core_conformance.cache_memory import POISONS
 from core_conformance.checks import check
-from core_conformance.paged import PagedStep
+from core_conformance.operations.attention_by_hand import attention_bound, attention_suspects
+from core_conformance.operations.cache_memory import POISONS
+from core_conformance.operations.paged import PagedStep
 from core_conformance.subject import Mismatch, Subject, wide_op
 from core_conformance.suite.test_l1_dense import DTYPES
 

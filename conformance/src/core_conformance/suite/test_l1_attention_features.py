@@ -11,9 +11,9 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import AttentionArgs, AttentionOp, MergeLseArgs, MergeLseOp
 from core.spec import DType
-from core_conformance.attention_by_hand import attention_bound, attention_suspects
 from core_conformance.checks import check
-from core_conformance.paged import PagedStep
+from core_conformance.operations.attention_by_hand import attention_bound, attention_suspects
+from core_conformance.operations.paged import PagedStep
 from core_conformance.subject import Subject, oracle, wide_op
 from core_conformance.suite.test_l1_attention import attention_op, check_attention, lens_of
 from core_conformance.suite.test_l1_dense import DTYPES

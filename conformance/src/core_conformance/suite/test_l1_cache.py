@@ -18,9 +18,9 @@ from core.backend.ops import (
     RopeOp,
 )
 from core.spec import DType
-from core_conformance.cache_memory import export, full_cache, int32, new_cache, require_blocks
 from core_conformance.checks import check
 from core_conformance.diagnosis import known
+from core_conformance.operations.cache_memory import export, full_cache, int32, new_cache, require_blocks
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES, norm_of, rope_table, rotated
 from core_conformance.tolerance import pointwise_bound, unit_roundoff

@@ -14,8 +14,8 @@ import torch
 
 from core.backend import CommLimits
 from core_conformance.checks import check
-from core_conformance.collective_rank import RESULT, info_json
-from core_conformance.rank_cases import CASES, WORLD
+from core_conformance.operations.collective_rank import RESULT, info_json
+from core_conformance.operations.rank_cases import CASES, WORLD
 from core_conformance.records import UnsupportedOutcome
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.target import Target
@@ -44,7 +44,7 @@ def answers(target: Target) -> list[dict[str, str] | str]:
     """What each of two spawned ranks says of every case, or why it said nothing; they run once."""
     with tempfile.TemporaryDirectory() as folder:
         env = {**os.environ, **target.info.env, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "core_conformance.collective_rank", info_json(target.info)]
+        command = [sys.executable, "-m", "core_conformance.operations.collective_rank", info_json(target.info)]
         meet, pipe = str(Path(folder) / "meet"), subprocess.PIPE
         ranks = [
             subprocess.Popen([*command, str(rank), meet], env=env, stdout=pipe, stderr=pipe, text=True)

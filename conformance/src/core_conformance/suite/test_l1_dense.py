@@ -22,9 +22,9 @@ from core.backend.ops import (
     RopeOp,
 )
 from core.spec import DType
-from core_conformance.cache_memory import int32
 from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects
+from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject, oracle, wide_op
 from core_conformance.tolerance import U_ACC, pointwise_bound, unit_roundoff
 

@@ -11,8 +11,8 @@ from core.backend import Kind
 from core.backend.negotiate import Resolved
 from core.backend.ops import Determinism, OpSpec
 from core_conformance.checks import check
-from core_conformance.determinism_ops import ROW_CASES, Case
-from core_conformance.determinism_requests import CHUNKED, REQUEST_CASES
+from core_conformance.operations.determinism_ops import ROW_CASES, Case
+from core_conformance.operations.determinism_requests import CHUNKED, REQUEST_CASES
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES
 

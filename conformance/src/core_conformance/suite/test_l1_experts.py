@@ -12,9 +12,9 @@ from core.backend import CommLimits, Packed, torch_dtype
 from core.backend.ops import CombineArgs, CombineOp, DispatchArgs, DispatchOp, ExpertsArgs, ExpertsOp
 from core.backend.schemes import SCHEMES, int8_row, quantize_rows
 from core.spec import DType
-from core_conformance.cache_memory import int32
 from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects, known
+from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES, normal
 from core_conformance.suite.test_l1_linear import SCHEME_NAMES, put_act, stored_weight

@@ -8,10 +8,10 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import IndexTopkArgs, IndexTopkOp
 from core.spec import CacheKind, DType
-from core_conformance.cache_memory import POISONS, latent_cache
 from core_conformance.checks import check
 from core_conformance.diagnosis import known
-from core_conformance.paged import PagedCache
+from core_conformance.operations.cache_memory import POISONS, latent_cache
+from core_conformance.operations.paged import PagedCache
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_attention import lens_of
 from core_conformance.suite.test_l1_dense import DTYPES

@@ -10,10 +10,10 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import MlaOp, MlaPrologArgs, MlaPrologOp, RmsNormOp, RopeOp
 from core.spec import CacheKind, DType
-from core_conformance.cache_memory import POISONS, export, int32, latent_cache, new_cache
 from core_conformance.checks import check
 from core_conformance.diagnosis import known
-from core_conformance.latent import LatentStep, latent_bound, latent_by_hand, latent_suspects
+from core_conformance.operations.cache_memory import POISONS, export, int32, latent_cache, new_cache
+from core_conformance.operations.latent import LatentStep, latent_bound, latent_by_hand, latent_suspects
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.suite.test_l1_attention import lens_of
 from core_conformance.suite.test_l1_cache import plan_of

@@ -19,9 +19,9 @@ from core.backend.schemes import (
     quantize_rows,
 )
 from core.spec import DType
-from core_conformance.cache_memory import int32
 from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects
+from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject
 from core_conformance.tolerance import U_ACC, reduction_bound, unit_roundoff
 

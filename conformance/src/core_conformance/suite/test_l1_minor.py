@@ -20,10 +20,10 @@ from core.backend.ops import (
     MoveTokensOp,
 )
 from core.spec import CacheKind, DType, KVCacheSpec
-from core_conformance.cache_memory import export, full_cache, int32, latent_cache, new_cache, require_blocks
 from core_conformance.checks import check
 from core_conformance.diagnosis import known
-from core_conformance.paged import stored_values
+from core_conformance.operations.cache_memory import export, full_cache, int32, latent_cache, new_cache, require_blocks
+from core_conformance.operations.paged import stored_values
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES, normal
 from core_conformance.tolerance import COMPOSITE_RATIO, U_ACC, unit_roundoff

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core.backend import Kind
 from core.backend.negotiate import judge
 from core_conformance.checks import check
-from core_conformance.samples import SAMPLES
+from core_conformance.operations.samples import SAMPLES
 from core_conformance.subject import Subject
 
 

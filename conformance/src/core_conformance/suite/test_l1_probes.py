@@ -10,10 +10,10 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import AttentionOp
 from core.spec import DType
-from core_conformance.cache_memory import POISONS
 from core_conformance.checks import check
 from core_conformance.diagnosis import known, logit_factor
-from core_conformance.paged import PagedStep
+from core_conformance.operations.cache_memory import POISONS
+from core_conformance.operations.paged import PagedStep
 from core_conformance.subject import Subject, wide_op
 from core_conformance.suite.test_l1_attention import attention_op
 from core_conformance.suite.test_l1_dense import DTYPES

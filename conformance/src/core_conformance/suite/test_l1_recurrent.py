@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from core_conformance.cache_memory import POISONS, Poison
 from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects
-from core_conformance.recurrent import Lane, Layer, StateStep
-from core_conformance.recurrent_layers import conv1d, gated_delta, ssd
+from core_conformance.operations.cache_memory import POISONS, Poison
+from core_conformance.operations.recurrent import Lane, Layer, StateStep
+from core_conformance.operations.recurrent_layers import conv1d, gated_delta, ssd
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.suite.test_l1_dense import DTYPES
 from core_conformance.tolerance import recurrence_bound

@@ -8,8 +8,8 @@ from torch import Tensor
 from core.spec import DType
 from core_conformance.checks import check
 from core_conformance.diagnosis import known
-from core_conformance.recurrent import Inputs, Lane, Layer, StateStep
-from core_conformance.recurrent_layers import conv1d, gated_delta, ssd
+from core_conformance.operations.recurrent import Inputs, Lane, Layer, StateStep
+from core_conformance.operations.recurrent_layers import conv1d, gated_delta, ssd
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES
 

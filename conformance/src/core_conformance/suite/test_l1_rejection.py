@@ -10,9 +10,9 @@ from torch import Tensor
 from core.backend.ops import RejectionSampleArgs, RejectionSampleOp
 from core.backend.philox import ACCEPT_STREAM, GUMBEL_STREAM, RECOVER_STREAM, gumbel, uniform
 from core.spec import DType
-from core_conformance.cache_memory import int32
 from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects
+from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject
 from core_conformance.tolerance import SAMPLE_MARGIN
 

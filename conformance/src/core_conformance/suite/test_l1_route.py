@@ -12,8 +12,8 @@ from torch import Tensor
 
 from core.backend.ops import RouteArgs, RouteOp
 from core.spec import DType
-from core_conformance.cache_memory import int32
 from core_conformance.checks import check
+from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES
 from core_conformance.tolerance import U_ACC

@@ -19,8 +19,8 @@ from core.backend.ops import (
 from core.backend.philox import GUMBEL_STREAM, gumbel
 from core.backend.reference.sampling import kept, tempered
 from core.spec import DType
-from core_conformance.cache_memory import int32
 from core_conformance.checks import check
+from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject, oracle
 from core_conformance.tolerance import SAMPLE_MARGIN
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import KvWriteArgs, KvWriteOp, QkNormRopeWriteArgs, QkNormRopeWriteOp, RmsNormOp, RopeOp
 from core.spec import CacheKind, DType, KVCacheSpec
-from core_conformance.cache_memory import export, full_cache, int32, latent_cache, new_cache
 from core_conformance.checks import check
 from core_conformance.diagnosis import known
+from core_conformance.operations.cache_memory import export, full_cache, int32, latent_cache, new_cache
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_attention_features import KV8
 from core_conformance.suite.test_l1_cache import plan_of, slots_of

@@ -11,10 +11,10 @@ from core.backend import torch_dtype
 from core.errors import UnsupportedError
 from core.spec import DType
 from core_conformance.checks import check
-from core_conformance.goldens import golden_logits, prompt_of
-from core_conformance.quantized_models import QUANTIZED, quantized_logits
+from core_conformance.engines.goldens import golden_logits, prompt_of
+from core_conformance.engines.quantized_models import QUANTIZED, quantized_logits
+from core_conformance.engines.stepper import Stepper
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.stepper import Stepper
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import LOGIT_FLOOR, MODEL_RATIO
 

@@ -7,10 +7,10 @@ from typing import Any
 from core.backend import Kind
 from core.backend.ops import Determinism
 from core_conformance.checks import check
-from core_conformance.drafters import GoldenDrafter
-from core_conformance.goldens import greedy, prompt_of
+from core_conformance.engines.drafters import GoldenDrafter
+from core_conformance.engines.goldens import greedy, prompt_of
+from core_conformance.engines.rig import Rig, engine
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.rig import Rig, engine
 from core_conformance.subject import Mismatch, Subject
 
 _COUNT = 6

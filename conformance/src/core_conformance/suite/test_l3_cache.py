@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from core_conformance.checks import check
-from core_conformance.goldens import greedy, prompt_of
-from core_conformance.models import ENGINE_MODELS
-from core_conformance.rig import Comparison, Rig, compare_all, engine, golden_set, tokens_of
+from core_conformance.engines.goldens import greedy, prompt_of
+from core_conformance.engines.models import ENGINE_MODELS
+from core_conformance.engines.rig import Comparison, Rig, compare_all, engine, golden_set, tokens_of
 from core_conformance.subject import Mismatch, Subject
 
 _COUNT = 6

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from core_conformance.chance import chance_seed
 from core_conformance.checks import check
-from core_conformance.drafters import GoldenDrafter
-from core_conformance.goldens import Golden, greedy, prompt_of
-from core_conformance.models import ENGINE_MODELS
-from core_conformance.rig import Comparison, Rig, engine
-from core_conformance.schedules import SWAP_SPACE
+from core_conformance.engines.chance import chance_seed
+from core_conformance.engines.drafters import GoldenDrafter
+from core_conformance.engines.goldens import Golden, greedy, prompt_of
+from core_conformance.engines.models import ENGINE_MODELS
+from core_conformance.engines.rig import Comparison, Rig, engine
+from core_conformance.engines.schedules import SWAP_SPACE
 from core_conformance.subject import Mismatch, Subject
 
 _COUNT = 8

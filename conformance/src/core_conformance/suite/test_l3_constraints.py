@@ -18,10 +18,10 @@ from torch import Tensor
 from core.backend.philox import GUMBEL_STREAM, gumbel
 from core.exec.token_masks import mask_words
 from core_conformance.checks import check
-from core_conformance.goldens import Golden, Rule, clear
-from core_conformance.models import NUM_TOKENS
-from core_conformance.rig import Rig, tokens_of
-from core_conformance.schedules import SCHEDULES, scheduled
+from core_conformance.engines.goldens import Golden, Rule, clear
+from core_conformance.engines.models import NUM_TOKENS
+from core_conformance.engines.rig import Rig, tokens_of
+from core_conformance.engines.schedules import SCHEDULES, scheduled
 from core_conformance.subject import Mismatch, Subject
 
 _COUNT = 8

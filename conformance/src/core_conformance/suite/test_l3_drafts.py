@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from core_conformance.checks import check
-from core_conformance.drafters import GoldenDrafter, Kind
-from core_conformance.goldens import Golden, clear, greedy, prompt_of
-from core_conformance.models import ENGINE_MODELS
-from core_conformance.rig import NUM_SPEC_TOKENS, Comparison, Rig, compare_all, engine, golden_set, tokens_of
-from core_conformance.schedules import SCHEDULES, scheduled
+from core_conformance.engines.drafters import GoldenDrafter, Kind
+from core_conformance.engines.goldens import Golden, clear, greedy, prompt_of
+from core_conformance.engines.models import ENGINE_MODELS
+from core_conformance.engines.rig import NUM_SPEC_TOKENS, Comparison, Rig, compare_all, engine, golden_set, tokens_of
+from core_conformance.engines.schedules import SCHEDULES, scheduled
 from core_conformance.subject import Mismatch, Subject
 
 _COUNT = 10

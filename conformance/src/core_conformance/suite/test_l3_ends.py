@@ -7,12 +7,12 @@ from typing import Any
 from core.outputs import CompletionOutput, EngineOutput, FinishReason
 from core.text.tokenizer import load_tokenizer
 from core_conformance.checks import check
-from core_conformance.goldens import Golden, clear, greedy, prompt_of, prompt_that_says
-from core_conformance.models import model_folder
-from core_conformance.rig import tokens_of
-from core_conformance.schedules import SCHEDULES, scheduled
+from core_conformance.engines.goldens import Golden, clear, greedy, prompt_of, prompt_that_says
+from core_conformance.engines.models import model_folder
+from core_conformance.engines.rig import tokens_of
+from core_conformance.engines.schedules import SCHEDULES, scheduled
+from core_conformance.engines.text_rig import TextRig
 from core_conformance.subject import Mismatch, Subject
-from core_conformance.text_rig import TextRig
 
 _TEXT = "the quick brown fox jumps over"
 _COUNT = 24

@@ -6,10 +6,10 @@ import random
 from typing import Any
 
 from core_conformance.checks import check
-from core_conformance.goldens import clear, copies, greedy, prompt_of
-from core_conformance.models import COPY_DISTANCE, ENGINE_MODELS
+from core_conformance.engines.goldens import clear, copies, greedy, prompt_of
+from core_conformance.engines.models import COPY_DISTANCE, ENGINE_MODELS
+from core_conformance.engines.rig import Comparison, compare_all, engine, golden_set, tokens_of
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.rig import Comparison, compare_all, engine, golden_set, tokens_of
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import COPY_MODEL_GAP
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from core.outputs import PositionLogprobs
 from core_conformance.checks import check
-from core_conformance.goldens import golden_logits, prompt_of
-from core_conformance.rig import golden_set, tokens_of
-from core_conformance.schedules import scheduled
+from core_conformance.engines.goldens import golden_logits, prompt_of
+from core_conformance.engines.rig import golden_set, tokens_of
+from core_conformance.engines.schedules import scheduled
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import LOGIT_DELTA
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from core_conformance.checks import check
-from core_conformance.goldens import greedy, prompt_of
-from core_conformance.models import ENGINE_MODELS
-from core_conformance.rig import Comparison, compare_all, engine, golden_set, tokens_of
-from core_conformance.schedules import SWAP_SPACE, need_swap
+from core_conformance.engines.goldens import greedy, prompt_of
+from core_conformance.engines.models import ENGINE_MODELS
+from core_conformance.engines.rig import Comparison, compare_all, engine, golden_set, tokens_of
+from core_conformance.engines.schedules import SWAP_SPACE, need_swap
 from core_conformance.subject import Mismatch, Subject
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core_conformance.checks import check
-from core_conformance.models import NUM_TOKENS
+from core_conformance.engines.models import NUM_TOKENS
 from core_conformance.served.copying import copy_prompt, ids_of
 from core_conformance.served.server import MODEL_NAME, Server
 from core_conformance.served.wire import Model, ModelList, Tokenized, parse

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from core.backend.ops import AttentionOp, IndexTopkArgs, IndexTopkOp, MlaOp
 from core.spec import CacheKind, DType
-from core_conformance.cache_memory import latent_cache
-from core_conformance.determinism_ops import Case
-from core_conformance.latent import LatentStep
-from core_conformance.paged import PagedCache, PagedStep
-from core_conformance.recurrent import Lane, Layer, StateStep
-from core_conformance.recurrent_layers import conv1d, gated_delta, ssd
+from core_conformance.operations.cache_memory import latent_cache
+from core_conformance.operations.determinism_ops import Case
+from core_conformance.operations.latent import LatentStep
+from core_conformance.operations.paged import PagedCache, PagedStep
+from core_conformance.operations.recurrent import Lane, Layer, StateStep
+from core_conformance.operations.recurrent_layers import conv1d, gated_delta, ssd
 from core_conformance.subject import Subject
 
 __all__ = ["CHUNKED", "REQUEST_CASES"]

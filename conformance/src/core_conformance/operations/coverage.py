@@ -227,7 +227,7 @@ def gaps(operations: Mapping[str, type[OpSpec]], schemes: Mapping[str, Scheme], 
     found = [f"{name} is checked and is no operation" for name in COVERAGE if name not in operations]
     for name, op in operations.items():
         if name not in COVERAGE:
-            found.append(f"operation {name} has no checks: add them, and its line in core_conformance.coverage")
+            found.append(f"operation {name} has no checks: add them, and its line in operations/coverage.py")
         else:
             found += _gaps_of(name, op, COVERAGE[name], ids)
     for scheme in schemes:

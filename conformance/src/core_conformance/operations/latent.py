@@ -11,9 +11,9 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import MlaArgs, MlaOp
 from core.spec import CacheKind
-from core_conformance.cache_memory import latent_cache
 from core_conformance.diagnosis import Suspects
-from core_conformance.paged import PagedCache
+from core_conformance.operations.cache_memory import latent_cache
+from core_conformance.operations.paged import PagedCache
 from core_conformance.subject import Subject
 from core_conformance.tolerance import COMPOSITE_RATIO, attention_floor
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from core.backend import Kind
-from core_conformance.step_times import PHASES, OperationTime, StepTimes
+from core_conformance.advice.step_times import PHASES, OperationTime, StepTimes
 
 __all__ = ["Advice", "OperationShare", "SpecShare", "advise"]
 

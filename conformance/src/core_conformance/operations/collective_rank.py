@@ -1,4 +1,7 @@
-"""One of two ranks: `python -m core_conformance.collective_rank INFO RANK MEETING_FILE` runs what two ranks check."""
+"""One of two ranks, which runs what both check.
+
+`python -m core_conformance.operations.collective_rank INFO RANK MEETING_FILE`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from core.backend import Backend, CommLimits, OpenConfig
 from core.backend.ops import OpSpec
 from core.errors import UnsupportedError
 from core.spec import BackendInfo
-from core_conformance.rank_cases import CASES, WORLD
+from core_conformance.operations.rank_cases import CASES, WORLD
 from core_conformance.subject import Subject
 from core_conformance.target import Target
 

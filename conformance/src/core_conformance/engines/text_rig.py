@@ -10,8 +10,8 @@ from core.engine.output_processor import OutputKind, OutputProcessor
 from core.outputs import RequestOutput
 from core.sampling_params import SamplingParams
 from core.text.tokenizer import load_tokenizer
-from core_conformance.models import model_folder
-from core_conformance.rig import Rig
+from core_conformance.engines.models import model_folder
+from core_conformance.engines.rig import Rig
 
 __all__ = ["TextRig"]
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from core.backend import Batch, GroupBatch, GroupSpec, Plan
 from core.backend.ops import OpSpec
 from core.spec import CacheKind, DType, KVCacheSpec
-from core_conformance.cache_memory import Poison, int32, new_cache
 from core_conformance.diagnosis import Places
+from core_conformance.operations.cache_memory import Poison, int32, new_cache
 from core_conformance.subject import Mismatch, Subject
 
 __all__ = ["Lane", "Layer", "StateStep"]

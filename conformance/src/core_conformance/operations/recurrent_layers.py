@@ -11,7 +11,7 @@ from torch import Tensor
 from core.backend import torch_dtype
 from core.backend.ops import Conv1dOp, GatedDeltaOp, SsdOp
 from core.spec import DType
-from core_conformance.recurrent import Inputs, Layer
+from core_conformance.operations.recurrent import Inputs, Layer
 
 __all__ = ["conv1d", "gated_delta", "ssd"]
 

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from core_conformance.chance import chance_seed
-from core_conformance.goldens import Golden
+from core_conformance.engines.chance import chance_seed
+from core_conformance.engines.goldens import Golden
 
 __all__ = ["GoldenDrafter", "Kind"]
 

@@ -16,9 +16,9 @@ from core.loader.weights import ModelWeights
 from core.models.base import CausalLM
 from core.models.registry import build_model
 from core.spec import DType, KVCacheSpec
-from core_conformance.cache_memory import int32, poison_byte
-from core_conformance.models import NUM_TOKENS, model_folder
-from core_conformance.quantized_models import QUANTIZED, gguf_file
+from core_conformance.engines.models import NUM_TOKENS, model_folder
+from core_conformance.engines.quantized_models import QUANTIZED, gguf_file
+from core_conformance.operations.cache_memory import int32, poison_byte
 from core_conformance.subject import Subject
 
 __all__ = ["Stepper", "Stream"]

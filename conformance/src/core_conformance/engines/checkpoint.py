@@ -28,8 +28,8 @@ from core.exec.build import build_runner
 from core.exec.model_runner import ModelRunner
 from core.loader.checkpoint import open_checkpoint
 from core.spec import DType
+from core_conformance.engines.rig import Rig, tokens_of
 from core_conformance.records import Findings, Outcome, Record, UnsupportedOutcome, level_of
-from core_conformance.rig import Rig, tokens_of
 from core_conformance.subject import Mismatch
 from core_conformance.target import Target
 from core_conformance.tolerance import AMBIGUOUS_SHARE, LOGIT_DELTA, LOGIT_FLOOR, MODEL_RATIO

@@ -13,8 +13,8 @@ from torch import Tensor
 from core.backend import Batch, GroupBatch, GroupSpec, KVSlab, Plan, canonical_layout, torch_dtype
 from core.backend.ops import AttentionArgs, AttentionOp, KvWriteArgs, KvWriteOp, LayerCache, OpSpec
 from core.spec import DType, KVCacheSpec
-from core_conformance.cache_memory import Poison, int32, new_cache
 from core_conformance.diagnosis import Places
+from core_conformance.operations.cache_memory import Poison, int32, new_cache
 from core_conformance.subject import Subject, oracle
 
 __all__ = ["PagedCache", "PagedStep", "stored_values"]

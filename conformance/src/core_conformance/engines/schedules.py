@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from core_conformance.drafters import GoldenDrafter
-from core_conformance.goldens import Golden
+from core_conformance.engines.drafters import GoldenDrafter
+from core_conformance.engines.goldens import Golden
+from core_conformance.engines.rig import Rig, engine
 from core_conformance.records import UnsupportedOutcome
-from core_conformance.rig import Rig, engine
 from core_conformance.subject import Subject
 
 __all__ = ["SCHEDULES", "SWAP_SPACE", "need_swap", "scheduled"]

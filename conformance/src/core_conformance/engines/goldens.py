@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from core_conformance.models import COPY_DISTANCE, NUM_TOKENS, copy_next, hf_model
+from core_conformance.engines.models import COPY_DISTANCE, NUM_TOKENS, copy_next, hf_model
 from core_conformance.tolerance import LOGIT_DELTA
 
 __all__ = ["Golden", "Rule", "clear", "copies", "golden_logits", "greedy", "prompt_of", "prompt_that_says", "ruled"]

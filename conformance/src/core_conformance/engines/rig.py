@@ -19,8 +19,8 @@ from core.loader.checkpoint import open_checkpoint
 from core.outputs import EngineOutput
 from core.request import EngineRequest
 from core.sampling_params import SamplingParams
-from core_conformance.goldens import Golden, greedy, prompt_of
-from core_conformance.models import NUM_TOKENS, model_folder
+from core_conformance.engines.goldens import Golden, greedy, prompt_of
+from core_conformance.engines.models import NUM_TOKENS, model_folder
 from core_conformance.records import UnsupportedOutcome
 from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import AMBIGUOUS_SHARE, LOGIT_DELTA

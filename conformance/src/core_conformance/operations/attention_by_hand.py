@@ -11,7 +11,7 @@ from torch import Tensor
 
 from core.backend import torch_dtype
 from core_conformance.diagnosis import Suspects
-from core_conformance.paged import PagedStep
+from core_conformance.operations.paged import PagedStep
 from core_conformance.tolerance import COMPOSITE_RATIO, attention_floor
 
 __all__ = ["ByHand", "attention_bound", "attention_suspects", "by_hand"]

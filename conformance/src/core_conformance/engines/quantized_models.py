@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from core_conformance.models import NUM_TOKENS, hf_model, model_folder
+from core_conformance.engines.models import NUM_TOKENS, hf_model, model_folder
 
 __all__ = ["QUANTIZED", "QuantizedModel", "gguf_file", "quantized_logits"]
 
