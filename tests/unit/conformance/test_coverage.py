@@ -29,7 +29,7 @@ class Newer(RouteOp):
 
 def test_an_operation_without_checks_is_named() -> None:
     found = gaps({**OPERATIONS, "fly": ReduceNormOp}, SCHEMES, IDS)
-    assert found == ["operation fly has no checks: add them, and its line in core_conformance.operations.coverage"]
+    assert found == ["operation fly has no checks: add them, and its line in operations/coverage.py"]
 
 
 def test_a_parameter_without_checks_is_named() -> None:
