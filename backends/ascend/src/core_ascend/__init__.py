@@ -1,0 +1,1 @@
+"""Ascend NPUs as a backend of core-inference."""

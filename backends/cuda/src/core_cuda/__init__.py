@@ -1,0 +1,1 @@
+"""NVIDIA GPUs as a backend of core-inference."""

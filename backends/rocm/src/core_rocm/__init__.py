@@ -1,0 +1,1 @@
+"""AMD GPUs as a backend of core-inference."""
