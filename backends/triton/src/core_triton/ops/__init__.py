@@ -1,1 +1,19 @@
-"""What binds a kernel to an operation of the contract: refusals, launch, and the builds that prove it compiles."""
+"""What binds a kernel to an operation of the contract: refusals, launch, and the builds that prove it compiles.
+
+Triton itself is imported only by who binds or builds.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+__all__ = ["load"]
+
+_MODULES: tuple[str, ...] = ()
+"""Modules of this package, each of which registers the kernels of its operations."""
+
+
+def load() -> None:
+    """Registers every operation that has a kernel. Idempotent."""
+    for name in _MODULES:
+        importlib.import_module(f"{__name__}.{name}")
