@@ -8,6 +8,7 @@ from typing import Any
 
 from core.backend import UnsupportedError, Verdict
 from core.backend.ops import OpSpec
+from core_triton import interpreter, ops
 from core_triton.target import Target
 
 __all__ = ["KERNELS", "Build", "Kernel", "bind", "register", "verdict"]
@@ -67,6 +68,7 @@ def register(name: str, kernel: Kernel) -> None:
 
 def verdict(op: OpSpec, target: Target) -> Verdict:
     """How these kernels do `op` on `target`. Pure; compiles and imports nothing."""
+    ops.load()
     kernel = KERNELS.get(op.name)
     if kernel is None:
         return Verdict.composite("no kernel for it")
@@ -81,8 +83,11 @@ def bind(op: OpSpec, target: Target) -> Callable[[Any], Any]:
 
     Raises:
         UnsupportedError: it is not NATIVE.
+        BackendUnavailableError: the target is interpreted, and this process cannot interpret.
     """
     answer = verdict(op, target)
     if answer.kind != "NATIVE":
         raise UnsupportedError(op.describe(), f"{target.arch}: {answer.reason}", "ask supports() first")
+    if target.interpreted:
+        interpreter.install()
     return KERNELS[op.name].bind(op, target)
