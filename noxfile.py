@@ -177,6 +177,13 @@ def bench(session: nox.Session) -> None:
 
 
 @chore
+def bench_peers(session: nox.Session) -> None:
+    """Ours beside llama.cpp, vLLM and OpenVINO: installs them, then measures; arguments go to benchmarks/compare.py."""
+    _install(session, RUNTIME)
+    _run(session, "python", "benchmarks/compare.py", *session.posargs)
+
+
+@chore
 def docs(session: nox.Session) -> None:
     """Every command and every name in the docs."""
     _install(session, ALL, *TEST_TOOLS, *LINT_TOOLS)

