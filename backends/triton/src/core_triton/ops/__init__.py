@@ -9,7 +9,7 @@ import importlib
 
 __all__ = ["load"]
 
-_MODULES: tuple[str, ...] = ()
+_MODULES: tuple[str, ...] = ("activation", "embed", "linear", "norm")
 """Modules of this package, each of which registers the kernels of its operations."""
 
 
