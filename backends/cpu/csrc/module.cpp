@@ -70,7 +70,7 @@ void define_linear(py::module_& m) {
   m.def(
       "linear",
       [](const Weight& w, Address x, int x_dtype, int64_t m_rows, int64_t x_stride, Address y, int y_dtype,
-         int64_t y_stride, Address bias, int bias_dtype, bool invariant) {
+         int64_t y_stride, Address bias, int bias_dtype, bool invariant, bool int8_activations) {
         py::gil_scoped_release release;
         LinearArgs a;
         a.w = w;
@@ -84,11 +84,12 @@ void define_linear(py::module_& m) {
         a.y_dtype = y_dtype;
         a.y_stride = y_stride;
         a.invariant = invariant;
+        a.int8_activations = int8_activations;
         submit(a);
       },
       py::arg("weight"), py::arg("x"), py::arg("x_dtype"), py::arg("m"), py::arg("x_stride"), py::arg("y"),
       py::arg("y_dtype"), py::arg("y_stride"), py::arg("bias") = 0, py::arg("bias_dtype") = 0,
-      py::arg("invariant") = false);
+      py::arg("invariant") = false, py::arg("int8_activations") = false);
   m.def(
       "embed",
       [](const Weight& w, Address ids, int64_t count, Address out, int out_dtype, int64_t out_stride, float scale) {

@@ -366,8 +366,11 @@ CORE_INLINE int64_t task_grain(const LinearPlan& p, int64_t panels_per_item) {
   return max64(1, 400000 / max64(1, work));
 }
 
+static bool linear_int8(const LinearArgs& a);  // linear_int8.h
+
 static void linear(const LinearArgs& a) {
   if (a.m <= 0 || a.w.n <= 0) return;
+  if (a.int8_activations && linear_int8(a)) return;
   LinearPlan p;
   plan_shape(p, a);
   RangeFn direct = a.invariant ? nullptr : direct_fn(a.w.scheme, a.m);

@@ -2,6 +2,7 @@
 //
 // A scheme gives `kSub` (k values that share a scale), `each(block, sub, f)` calling f(base, c, q) with the 16 rows' unscaled
 // values at k = base + c in [0, kSub), c a constant below 8, `scale` and, where kHasMin, `minimum`: weight = q * scale + minimum.
+// `quads(block, sub, f)` gives the same values as unsigned bytes, q + kOffset: f(g, dwords of k 4g .. 4g + 3), g a constant.
 #pragma once
 #include "panels.h"
 
@@ -60,60 +61,109 @@ template <int S> CORE_INLINE F six(I w, I high) {  // bits 0, 1 of `high` are bi
   return to_float(subi(ori(andi(shr<S>(w), set1i(15)), shl<4>(andi(high, set1i(3)))), set1i(32)));
 }
 
+template <class Fn> CORE_INLINE void quads_q8(const uint32_t (*q)[16], Fn f) {
+  CORE_UNROLL for (int g = 0; g < 8; g++) f(g, xori(loadi(q[g]), set1i(int32_t(0x80808080u))));
+}
+
+template <class Fn> CORE_INLINE void quads_q4(const uint32_t (*q)[16], Fn f) {
+  const I low = set1i(0x0f0f0f0f);
+  CORE_UNROLL for (int g = 0; g < 4; g++) {
+    I w = loadi(q[g]);
+    f(2 * g, andi(w, low));
+    f(2 * g + 1, andi(shr<4>(w), low));
+  }
+}
+
+// Bits 0..3 to bit 4 of the four bytes: copies 7 bits apart bring bit j to bit 8 j.
+CORE_INLINE I fifth_bits(I h) {
+  I x = shl<4>(andi(h, set1i(15)));
+  I y = ori(x, shl<14>(x));
+  return andi(ori(y, shl<7>(y)), set1i(0x10101010));
+}
+
+template <class Fn> CORE_INLINE void quads_q5(const uint32_t (*q)[16], const uint32_t* high, Fn f) {
+  const I low = set1i(0x0f0f0f0f);
+  I h = loadi(high);
+  CORE_UNROLL for (int g = 0; g < 4; g++) {
+    I w = loadi(q[g]);
+    f(2 * g, ori(andi(w, low), fifth_bits(h)));
+    h = shr<4>(h);
+    f(2 * g + 1, ori(andi(shr<4>(w), low), fifth_bits(h)));
+    h = shr<4>(h);
+  }
+}
+
+// Bit pairs 0..3 to bits 4, 5 of the four bytes: copies 6 bits apart.
+CORE_INLINE I sixth_bits(I h) {
+  I x = shl<4>(andi(h, set1i(255)));
+  I y = ori(x, shl<12>(x));
+  return andi(ori(y, shl<6>(y)), set1i(0x30303030));
+}
+
 struct SchemeQ8_0 {
   using Block = BlockQ8_0;
-  static constexpr int kBlock = 32, kSub = 32;
+  static constexpr int kBlock = 32, kSub = 32, kOffset = 128;
   static constexpr bool kHasMin = false;
   CORE_INLINE F scale(const Block& b, int) { return load_f16(b.d); }
   template <class B> CORE_INLINE F minimum(const B&, int) { return zero(); }
   template <class Fn> CORE_INLINE void each(const Block& b, int, Fn f) { each_q8(b.q, f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q8(b.q, f); }
 };
 struct SchemeQ4_0 : SchemeQ8_0 {
   using Block = BlockQ4_0;
+  static constexpr int kOffset = 8;
   CORE_INLINE F scale(const Block& b, int) { return load_f16(b.d); }
   template <class Fn> CORE_INLINE void each(const Block& b, int, Fn f) { each_q4<8>(b.q, f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q4(b.q, f); }
 };
 struct SchemeQ4_1 : SchemeQ8_0 {
   using Block = BlockQ4_1;
   static constexpr bool kHasMin = true;
+  static constexpr int kOffset = 0;
   CORE_INLINE F scale(const Block& b, int) { return load_f16(b.d); }
   CORE_INLINE F minimum(const Block& b, int) { return load_f16(b.m); }
   template <class Fn> CORE_INLINE void each(const Block& b, int, Fn f) { each_q4<0>(b.q, f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q4(b.q, f); }
 };
 struct SchemeQ5_0 : SchemeQ8_0 {
   using Block = BlockQ5_0;
+  static constexpr int kOffset = 16;
   CORE_INLINE F scale(const Block& b, int) { return load_f16(b.d); }
   template <class Fn> CORE_INLINE void each(const Block& b, int, Fn f) { each_q5<16>(b.q, b.h, f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q5(b.q, b.h, f); }
 };
 struct SchemeQ5_1 : SchemeQ4_1 {
   using Block = BlockQ5_1;
   CORE_INLINE F scale(const Block& b, int) { return load_f16(b.d); }
   CORE_INLINE F minimum(const Block& b, int) { return load_f16(b.m); }
   template <class Fn> CORE_INLINE void each(const Block& b, int, Fn f) { each_q5<0>(b.q, b.h, f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q5(b.q, b.h, f); }
 };
 struct SchemeQ4_K {
   using Block = BlockQ4_K;
-  static constexpr int kBlock = 256, kSub = 32;
+  static constexpr int kBlock = 256, kSub = 32, kOffset = 0;
   static constexpr bool kHasMin = true;
   CORE_INLINE F scale(const Block& b, int s) { return mul(load_f16(b.d), to_float(load_u8(b.scale[s]))); }
   CORE_INLINE F minimum(const Block& b, int s) {
     return sub(zero(), mul(load_f16(b.dmin), to_float(load_u8(b.minimum[s]))));
   }
   template <class Fn> CORE_INLINE void each(const Block& b, int s, Fn f) { each_q4<0>(b.q[s], f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int s, Fn f) { quads_q4(b.q[s], f); }
 };
 struct SchemeQ5_K {
   using Block = BlockQ5_K;
-  static constexpr int kBlock = 256, kSub = 32;
+  static constexpr int kBlock = 256, kSub = 32, kOffset = 0;
   static constexpr bool kHasMin = true;
   CORE_INLINE F scale(const Block& b, int s) { return mul(load_f16(b.d), to_float(load_u8(b.scale[s]))); }
   CORE_INLINE F minimum(const Block& b, int s) {
     return sub(zero(), mul(load_f16(b.dmin), to_float(load_u8(b.minimum[s]))));
   }
   template <class Fn> CORE_INLINE void each(const Block& b, int s, Fn f) { each_q5<0>(b.q[s], b.h[s], f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int s, Fn f) { quads_q5(b.q[s], b.h[s], f); }
 };
 struct SchemeQ6_K {
   using Block = BlockQ6_K;
-  static constexpr int kBlock = 256, kSub = 16;
+  static constexpr int kBlock = 256, kSub = 16, kOffset = 32;
   static constexpr bool kHasMin = false;
   CORE_INLINE F scale(const Block& b, int s) { return mul(load_f16(b.d), to_float(load_i8(b.scale[s]))); }
   CORE_INLINE F minimum(const Block&, int) { return zero(); }
@@ -130,6 +180,17 @@ struct SchemeQ6_K {
       f(8 * g, 6, six<20>(w, shr<12>(h)));
       f(8 * g, 7, six<28>(w, shr<14>(h)));
       h = shr<16>(h);
+    }
+  }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int s, Fn f) {
+    const I low = set1i(0x0f0f0f0f);
+    I h = loadi(b.h[s]);
+    CORE_UNROLL for (int g = 0; g < 2; g++) {
+      I w = loadi(b.q[s][g]);
+      f(2 * g, ori(andi(w, low), sixth_bits(h)));
+      h = shr<8>(h);
+      f(2 * g + 1, ori(andi(shr<4>(w), low), sixth_bits(h)));
+      h = shr<8>(h);
     }
   }
 };

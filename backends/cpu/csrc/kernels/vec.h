@@ -87,6 +87,8 @@ CORE_INLINE I addi(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
 CORE_INLINE I subi(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 CORE_INLINE I andi(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
 CORE_INLINE I ori(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
+CORE_INLINE I xori(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
+CORE_INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 template <int S> CORE_INLINE I shl(I a) { return {_mm512_slli_epi32(a.v, S)}; }
 template <int S> CORE_INLINE I shr(I a) { return {_mm512_srli_epi32(a.v, S)}; }
 template <int S> CORE_INLINE I sra(I a) { return {_mm512_srai_epi32(a.v, S)}; }
@@ -180,6 +182,11 @@ CORE_INLINE I addi(I x, I y) { return CORE_MAP2(_mm256_add_epi32, x, y); }
 CORE_INLINE I subi(I x, I y) { return CORE_MAP2(_mm256_sub_epi32, x, y); }
 CORE_INLINE I andi(I x, I y) { return CORE_MAP2(_mm256_and_si256, x, y); }
 CORE_INLINE I ori(I x, I y) { return CORE_MAP2(_mm256_or_si256, x, y); }
+CORE_INLINE I xori(I x, I y) { return CORE_MAP2(_mm256_xor_si256, x, y); }
+CORE_INLINE void store_i8(int8_t* p, I x) {  // values must fit
+  __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
+  _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+}
 template <int S> CORE_INLINE I shl(I x) { return {_mm256_slli_epi32(x.a, S), _mm256_slli_epi32(x.b, S)}; }
 template <int S> CORE_INLINE I shr(I x) { return {_mm256_srli_epi32(x.a, S), _mm256_srli_epi32(x.b, S)}; }
 template <int S> CORE_INLINE I sra(I x) { return {_mm256_srai_epi32(x.a, S), _mm256_srai_epi32(x.b, S)}; }
@@ -277,6 +284,11 @@ CORE_INLINE I addi(I a, I b) { return {(IntLanes)((WordLanes)a.v + (WordLanes)b.
 CORE_INLINE I subi(I a, I b) { return {(IntLanes)((WordLanes)a.v - (WordLanes)b.v)}; }
 CORE_INLINE I andi(I a, I b) { return {a.v & b.v}; }
 CORE_INLINE I ori(I a, I b) { return {a.v | b.v}; }
+CORE_INLINE I xori(I a, I b) { return {a.v ^ b.v}; }
+CORE_INLINE void store_i8(int8_t* p, I a) {
+  ByteLanes b = __builtin_convertvector(a.v, ByteLanes);
+  memcpy(p, &b, 16);
+}
 template <int S> CORE_INLINE I shl(I a) { return {(IntLanes)((WordLanes)a.v << S)}; }
 template <int S> CORE_INLINE I shr(I a) { return {(IntLanes)((WordLanes)a.v >> S)}; }
 template <int S> CORE_INLINE I sra(I a) { return {a.v >> S}; }
@@ -374,7 +386,9 @@ CORE_INLINE F vtanh(F x) {  // absolute error near 1e-7
 
 // acc += the four-byte dot product a . b in int32.
 // a: four unsigned bytes, the same in every lane; b: four signed bytes a lane.
+// dot4_signed turns the signs around: b holds four unsigned bytes a lane, a four signed ones.
 #if defined(__AVX512VNNI__)
+CORE_INLINE I dot4_signed(I acc, I b, int32_t a) { return {_mm512_dpbusd_epi32(acc.v, b.v, _mm512_set1_epi32(a))}; }
 CORE_INLINE I dot4(I acc, int32_t a, I b) { return {_mm512_dpbusd_epi32(acc.v, _mm512_set1_epi32(a), b.v)}; }
 #elif defined(__AVX512F__)
 CORE_INLINE I dot4(I acc, int32_t a, I b) {
@@ -382,7 +396,22 @@ CORE_INLINE I dot4(I acc, int32_t a, I b) {
   __m512i be = _mm512_srai_epi16(_mm512_slli_epi16(b.v, 8), 8), bo = _mm512_srai_epi16(b.v, 8);
   return {_mm512_add_epi32(acc.v, _mm512_add_epi32(_mm512_madd_epi16(be, even), _mm512_madd_epi16(bo, odd)))};
 }
+CORE_INLINE I dot4_signed(I acc, I b, int32_t a) {
+  __m512i x = _mm512_set1_epi32(a), low = _mm512_set1_epi16(255);
+  __m512i even = _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8), odd = _mm512_srai_epi16(x, 8);
+  __m512i be = _mm512_and_si512(b.v, low), bo = _mm512_srli_epi16(b.v, 8);
+  return {_mm512_add_epi32(acc.v, _mm512_add_epi32(_mm512_madd_epi16(be, even), _mm512_madd_epi16(bo, odd)))};
+}
 #elif defined(__AVX2__)
+CORE_INLINE __m256i dot4_signed_half(__m256i acc, __m256i b, __m256i even, __m256i odd) {
+  __m256i be = _mm256_and_si256(b, _mm256_set1_epi16(255)), bo = _mm256_srli_epi16(b, 8);
+  return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(be, even), _mm256_madd_epi16(bo, odd)));
+}
+CORE_INLINE I dot4_signed(I acc, I b, int32_t a) {
+  __m256i x = _mm256_set1_epi32(a);
+  __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8), odd = _mm256_srai_epi16(x, 8);
+  return {dot4_signed_half(acc.a, b.a, even, odd), dot4_signed_half(acc.b, b.b, even, odd)};
+}
 CORE_INLINE __m256i dot4_half(__m256i acc, __m256i even, __m256i odd, __m256i b) {
   __m256i be = _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8), bo = _mm256_srai_epi16(b, 8);
   return _mm256_add_epi32(acc, _mm256_add_epi32(_mm256_madd_epi16(be, even), _mm256_madd_epi16(bo, odd)));
@@ -392,6 +421,13 @@ CORE_INLINE I dot4(I acc, int32_t a, I b) {
   return {dot4_half(acc.a, even, odd, b.a), dot4_half(acc.b, even, odd, b.b)};
 }
 #else
+template <int J> CORE_INLINE I dot4_signed_byte(I acc, I b, int32_t a) {
+  int32_t x = int32_t(int8_t(uint32_t(a) >> (8 * J)));
+  return {acc.v + x * andi(shr<8 * J>(b), set1i(255)).v};
+}
+CORE_INLINE I dot4_signed(I acc, I b, int32_t a) {
+  return dot4_signed_byte<3>(dot4_signed_byte<2>(dot4_signed_byte<1>(dot4_signed_byte<0>(acc, b, a), b, a), b, a), b, a);
+}
 template <int J> CORE_INLINE I dot4_byte(I acc, int32_t a, I b) {
   int32_t x = int32_t((uint32_t(a) >> (8 * J)) & 255);
   return {acc.v + x * sra<24>(shl<24 - 8 * J>(b)).v};

@@ -255,6 +255,7 @@ def linear(
     out_dtype: torch.dtype | None = None,
     out: Tensor | None = None,
     invariant: bool = False,
+    int8_activations: bool = False,
 ) -> Tensor:
     """x @ weight.T + bias, accumulated in float32 (int32 for int8 weights, whose rows of x are quantized here).
 
@@ -264,6 +265,7 @@ def linear(
         out_dtype: Type of the result; that of x where None.
         out: [m, n] to write into, contiguous in the last dim.
         invariant: Whether a row's bits may not depend on m.
+        int8_activations: GGUF blocks: round x to int8, 32 values of a row to a scale ("int8_block32"); others ignore it.
 
     Returns:
         [m, n].
@@ -289,6 +291,7 @@ def linear(
         bias_address,
         bias_dtype,
         invariant,
+        int8_activations,
     )
     return out
 
