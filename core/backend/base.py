@@ -79,6 +79,8 @@ class Verdict:
         determinism: The class that it gives. Below what the OpSpec asks, the operation counts as COMPOSITE.
         workspace_bytes: Scratch memory that a call may need, reserved at warm-up.
         input_format: Activation format that a weight's kernel asks for ("int8_row"); None for plain tensors.
+        activation_format: Format to which the kernel itself rounds plain activations ("int8_block32"); None where it
+            uses them as they are. Only where the OpSpec's `quantize_activations` allows it.
     """
 
     kind: Kind
@@ -89,6 +91,7 @@ class Verdict:
     determinism: Determinism = Determinism.D1
     workspace_bytes: int = 0
     input_format: str | None = None
+    activation_format: str | None = None
 
     @classmethod
     def native(cls, **kwargs: Any) -> Verdict:

@@ -86,13 +86,16 @@ class OpTable:
 
 
 def _row_json(row: Resolved) -> dict[str, Any]:
-    return {
+    found: dict[str, Any] = {
         "op": row.op.name,
         "spec": row.op.to_dict(),
         "kind": row.kind.value,
         "reason": row.reason,
         "parts": [_row_json(part) for part in row.parts],
     }
+    if row.kind is Kind.NATIVE and row.verdict.activation_format:
+        found["activations"] = row.verdict.activation_format
+    return found
 
 
 def check_api(info: BackendInfo) -> None:

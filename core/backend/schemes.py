@@ -26,6 +26,7 @@ __all__ = [
     "GGUF_BLOCKS",
     "SCHEMES",
     "dense_rows",
+    "int8_block32",
     "int8_row",
     "quantize_fp8_block",
     "quantize_fp8_channel",
@@ -96,9 +97,11 @@ def dense_rows(weight: Packed, rows: Tensor) -> Tensor:
 
 
 def quantize_rows(x: Tensor, form: str) -> Quantized:
-    """Rows [T, K] in the activation format "int8_row", "fp8_row" or "fp8_block128"."""
+    """Rows [T, K] in the activation format "int8_row", "int8_block32", "fp8_row" or "fp8_block128"."""
     if form == "int8_row":
         return int8_row(x)
+    if form == "int8_block32":
+        return int8_block32(x)
     if form == "fp8_row":
         q, scale = quantize_fp8_channel(x)
         return Quantized(q=q, scale=scale, format=form)
@@ -113,6 +116,13 @@ def int8_row(x: Tensor) -> Quantized:
     """Rows [T, K] in int8 ("int8_row"): scale is a row's largest magnitude / 127, values round half to even."""
     q, scale = quantize_int8(x)
     return Quantized(q=q, scale=scale, format="int8_row")
+
+
+def int8_block32(x: Tensor) -> Quantized:
+    """Rows [T, K], K in whole blocks of 32, in int8 ("int8_block32"): scale [T, K / 32] is a block's absmax / 127."""
+    assert x.shape[-1] % 32 == 0, f"rows of {x.shape[-1]} are not whole blocks of 32"
+    q, scale = quantize_int8(x.unflatten(-1, (-1, 32)))
+    return Quantized(q=q.flatten(-2), scale=scale.squeeze(-1), format="int8_block32")
 
 
 def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,8 @@ class Quantized:
 
     Args:
         q: [T, K], int8 or float8.
-        scale: [T, 1] for per-row formats, [T, ceil(K / 128)] for block formats; float32: value = q * scale.
-        format: "int8_row", "fp8_row" or "fp8_block128".
+        scale: [T, 1] for per-row formats, [T, ceil(K / block)] for block formats; float32: value = q * scale.
+        format: "int8_row", "int8_block32", "fp8_row" or "fp8_block128".
     """
 
     q: Tensor

@@ -88,7 +88,8 @@ def _print_doctor(found: DoctorReport) -> None:
     operations = _table("operation", "kind", "uses", "why not NATIVE", "static parameters")
     for row in found.operations:
         name = f"  {row.operation}" if row.part_of else row.operation
-        operations.add_row(name, row.kind, str(row.uses), row.reason, row.spec.partition("(")[2].removesuffix(")"))
+        kind = f"{row.kind}, {row.activations}" if row.activations else row.kind
+        operations.add_row(name, kind, str(row.uses), row.reason, row.spec.partition("(")[2].removesuffix(")"))
     _print(operations)
     weights = _table("weights", "stored as", "kept as", "why they differ")
     for weight in found.weights:

@@ -57,6 +57,12 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         text="Dequantize quantized weights at load, even where the device has a kernel for them.",
     ),
     Flag(
+        field="quantize_activations",
+        names=("--quantize-activations/--no-quantize-activations",),
+        kind=bool,
+        text="Let kernels for quantized weights round their activations to 8 bits; core doctor shows which do.",
+    ),
+    Flag(
         field="tokenizer",
         names=("--tokenizer",),
         kind=str,

@@ -36,6 +36,7 @@ class OperationRow:
         reason: Why not NATIVE.
         uses: How often the model binds it.
         part_of: The coarse operation that it is a part of; empty for those that the model itself asks for.
+        activations: Format to which its kernel rounds activations; empty where it does not.
     """
 
     operation: str
@@ -44,6 +45,7 @@ class OperationRow:
     reason: str
     uses: int
     part_of: str = ""
+    activations: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,5 +146,6 @@ def _rows(row: Resolved, uses: int, part_of: str = "") -> list[OperationRow]:
         reason="" if row.kind is Kind.NATIVE else row.reason,
         uses=uses,
         part_of=part_of,
+        activations=(row.verdict.activation_format or "") if row.kind is Kind.NATIVE else "",
     )
     return [own] + [part for child in row.parts for part in _rows(child, uses, row.op.name)]

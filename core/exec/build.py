@@ -109,6 +109,7 @@ def build_context(
         num_tokenizer_ids=num_tokenizer_ids,
         quantization=_quantization(config.quantization),
         dequantize=config.dequantize,
+        quantize_activations=config.quantize_activations,
         determinism=Determinism.D3 if config.deterministic else Determinism.D0,
         weights=weights if weights is not None else ModelWeights(checkpoint),
         dry=dry,

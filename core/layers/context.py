@@ -58,6 +58,7 @@ class BuildContext:
         parallel: This rank.
         quantization: Bring dense weights of linear layers to this scheme.
         dequantize: Keep no quantized weight, whatever the device can do.
+        quantize_activations: Let kernels for quantized weights round their activations.
         determinism: Class that each operation is asked for.
         weights: The checkpoint, of which building reads names and schemes alone; None takes all weights for dense.
         dry: Whether to resolve only.
@@ -72,6 +73,7 @@ class BuildContext:
     parallel: ParallelContext = ParallelContext(comm=SingleRank())
     quantization: Quantization | None = None
     dequantize: bool = False
+    quantize_activations: bool = False
     determinism: Determinism = Determinism.D0
     weights: WeightStore | None = None
     dry: bool = False

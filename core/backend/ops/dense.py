@@ -92,6 +92,8 @@ class LinearOp(OpSpec):
         scheme: How the weight is stored ("none" is dense in `weight_dtype`), a name of `core.backend.schemes`.
         weight_dtype: Type of a dense weight.
         out_dtype: Type of the result.
+        quantize_activations: Whether a kernel for a quantized weight may round plain activations, to the format that
+            its Verdict declares (`activation_format`).
 
     Returns:
         [T, out_features], out_dtype.
@@ -104,6 +106,7 @@ class LinearOp(OpSpec):
     scheme: str = "none"
     weight_dtype: DType = DType.BFLOAT16
     out_dtype: DType = DType.BFLOAT16
+    quantize_activations: bool = False
 
 
 @dataclass(slots=True, kw_only=True)

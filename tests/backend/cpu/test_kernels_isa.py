@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 LEVELS = ["scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "emulated_bf16"]
 QUICK = (
     "(paged and (mixed or window_odd or dim_80 or sinks_window)) or self_bf16 or "
-    "(gguf and (q8_0 or q4_1 or q5_k or q6_k)) "
+    "(gguf and (q8_0 or q4_0 or q4_1 or q5_k or q6_k)) "
     "or (fp8 and 37) or (int8_is and 37) or (dense_weights and 37) or (act_mul and 37) or (rope and 80) or "
     "(rms_norm and 77) or (shared_noise and 300) or (same_bits and batch)"
 )

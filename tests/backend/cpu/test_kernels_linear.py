@@ -113,6 +113,34 @@ def test_gguf_weights_stay_quantized_and_dequantize_as_the_gguf_package_does(nam
         check_linear(packed, weight, x, None, invariant=True)
 
 
+@pytest.mark.parametrize("name", sorted(GGUF))
+def test_gguf_products_with_int8_activations_are_those_of_the_rounded_rows(name: str) -> None:
+    elements = gguf.GGML_QUANT_SIZES[GGUF[name]][0]
+    for n, k in ((50, 768), (37, elements), (37, 9 * elements)):
+        rows, weight = random_blocks(name, n, k)
+        packed = kernels.pack(rows, Scheme[name.upper()])
+        x = torch.randn(130, k)
+        blocks = x.unflatten(1, (-1, 32))
+        top = blocks.abs().amax(-1, keepdim=True)
+        rounded = ((blocks * (127 / top)).round() * (top / 127)).flatten(1)
+        first = kernels.linear(x[:1], packed, int8_activations=True)
+        for m in (*ROWS, 130):
+            got = kernels.linear(x[:m], packed, int8_activations=True)
+            ref = rounded[:m].double() @ weight.T
+            magnitude = rounded[:m].double().abs() @ weight.abs().T
+            assert worst(got, ref, reduction_bound(ref, magnitude, k, torch.float32)) <= 1
+            assert torch.equal(got[:1], first)
+
+
+def test_rows_that_cannot_be_rounded_give_nan_and_rows_of_zeros_zero() -> None:
+    packed = kernels.pack(random_blocks("q8_0", 20, 64)[0], Scheme.Q8_0)
+    x = torch.zeros(3, 64)
+    x[1, 40] = torch.inf
+    y = kernels.linear(x, packed, int8_activations=True)
+    assert torch.isnan(y[1]).all()
+    assert (y[[0, 2]] == 0).all()
+
+
 def fp8(n: int, k: int) -> Tensor:
     every = torch.arange(256, dtype=torch.uint8)
     every = every[(every & 0x7F) != 0x7F]

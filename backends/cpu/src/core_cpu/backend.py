@@ -54,7 +54,7 @@ from core.backend.ops import (
 from core.spec import CacheKind, Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_cpu import kernels
 from core_cpu.blocks import CpuLayout, cpu_layout
-from core_cpu.operations import KERNELS
+from core_cpu.operations import KERNELS, linear_activation_format
 from core_cpu.plan import cpu_plan
 from core_cpu.recording import record
 from core_cpu.tape_memory import TapeMemory
@@ -101,7 +101,9 @@ class CpuBackend(Backend):
         if reason:
             return Verdict(kind=Kind.COMPOSITE, reason=reason, capture=Capture.NEVER)
         capture = Capture.NEVER if op.name in _UNRECORDED or op.has("ragged") else Capture.ANY
-        return Verdict.native(determinism=max(Determinism.D1, op.determinism), capture=capture)
+        form = linear_activation_format(op) if isinstance(op, LinearOp) else None
+        determinism = max(Determinism.D1, op.determinism)
+        return Verdict.native(determinism=determinism, capture=capture, activation_format=form)
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         verdict = self.supports(op, self.probe()[0])

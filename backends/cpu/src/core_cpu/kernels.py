@@ -265,7 +265,7 @@ def linear(
         out_dtype: Type of the result; that of x where None.
         out: [m, n] to write into, contiguous in the last dim.
         invariant: Whether a row's bits may not depend on m.
-        int8_activations: GGUF blocks: round x to int8, 32 values of a row to a scale ("int8_block32"); others ignore it.
+        int8_activations: Round x to int8, 32 values of a row to a scale; weights other than GGUF blocks ignore it.
 
     Returns:
         [m, n].

@@ -38,6 +38,7 @@ from core.backend.ops import (
     SampleArgs,
     SampleOp,
 )
+from core.backend.schemes import GGUF_BLOCKS
 from core.spec import DType
 from core_cpu import _kernels, kernels
 from core_cpu.blocks import ExportBlocks, ImportBlocks, MoveTokens, Planes
@@ -45,7 +46,7 @@ from core_cpu.plan import CpuPlan
 from core_cpu.tape_memory import empty
 from core_cpu.weights import CpuPacked
 
-__all__ = ["KERNELS"]
+__all__ = ["KERNELS", "linear_activation_format"]
 
 _FIXED_SPLIT = 512
 """Keys between splits of a long stream where a row's bits may not depend on the batch."""
@@ -116,6 +117,7 @@ class Linear:
         self._codes = kernels.DTYPE_CODES[self._in_dtype], kernels.DTYPE_CODES[self._out_dtype]
         self._in_features, self._out_features = op.in_features, op.out_features
         self._invariant = op.determinism >= Determinism.D2
+        self._int8 = linear_activation_format(op) is not None
 
     def __call__(self, args: LinearArgs) -> Tensor:
         x, packed, bias = args.x, args.weight, args.bias
@@ -135,8 +137,14 @@ class Linear:
             0 if bias is None else bias.data_ptr(),
             0 if bias is None else kernels.DTYPE_CODES[bias.dtype],
             self._invariant,
+            self._int8,
         )
         return out
+
+
+def linear_activation_format(op: LinearOp) -> str | None:
+    """What the kernel rounds activations to; GGUF blocks alone have a kernel that does."""
+    return "int8_block32" if op.quantize_activations and op.scheme in GGUF_BLOCKS else None
 
 
 class Embed:

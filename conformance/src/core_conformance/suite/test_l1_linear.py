@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,7 @@ from core.spec import DType
 from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects
 from core_conformance.operations.cache_memory import int32
-from core_conformance.subject import Subject
+from core_conformance.subject import Mismatch, Subject
 from core_conformance.tolerance import U_ACC, reduction_bound, unit_roundoff
 
 _HALVES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
@@ -147,6 +149,31 @@ def test_int8_products_are_exact(subject: Subject, dice: torch.Generator, varian
     subject.agree(op, out, exact, bound, "(whole activations) result", suspects=product_suspects(x.double(), weight))
 
 
+@check("L1/linear/rounded-activations", [f"{scheme}-bf16" for scheme in GGUF_BLOCKS])
+def test_rounded_activations_are_those_that_the_verdict_declares(
+    subject: Subject, dice: torch.Generator, variant: str
+) -> None:
+    """Where activations may be rounded: the product of those that the declared format gives, or of the plain ones."""
+    scheme = variant.rsplit("-", 1)[0]
+    for tokens, k, n in ((1, 256, 48), (5, 768, 131), (33, 512, 20)):
+        plain = _linear_op(DType.BFLOAT16, k, n, DType.FLOAT32, scheme=scheme)
+        op = dataclasses.replace(plain, quantize_activations=True)
+        form = subject.backend.supports(op, subject.target.device).activation_format
+        unasked = subject.backend.supports(plain, subject.target.device).activation_format
+        if unasked is not None:
+            raise Mismatch(f"{plain.describe()}: activations are rounded to {unasked}, which nobody allowed")
+        parts = stored_weight(scheme, n, k, dice)
+        packed = subject.pack(parts, scheme, (n, k), op.dtype)
+        x = torch.randn(tokens, k, generator=dice).bfloat16()
+        act = x if packed.input_format is None else quantize_rows(x, packed.input_format)
+        out = subject.bind(op)(LinearArgs(x=put_act(subject, act), weight=packed))
+        weight = SCHEMES[scheme].dequantize(parts)
+        if form is None or not subject.is_native(op):
+            _compare(subject, op, out, _plain(act), weight, None)
+        else:
+            _compare_rounded(subject, op, out, quantize_rows(x, form), weight)
+
+
 @check("L1/embed/scheme", [f"{scheme}-{dtype}" for scheme in SCHEME_NAMES for dtype in ("bf16", "fp32")])
 def test_quantized_embeddings(subject: Subject, dice: torch.Generator, variant: str) -> None:
     """Gathered rows are dequantized and rounded once."""
@@ -191,8 +218,9 @@ def _plain(act: Tensor | Quantized) -> Tensor:
     if isinstance(act, Tensor):
         return act
     scale = act.scale.double()
-    if act.format == "fp8_block128":
-        scale = scale.repeat_interleave(128, dim=-1)[:, : act.q.shape[-1]]
+    block = {"fp8_block128": 128, "int8_block32": 32}.get(act.format)
+    if block is not None:
+        scale = scale.repeat_interleave(block, dim=-1)[:, : act.q.shape[-1]]
     return act.q.double() * scale
 
 
@@ -244,4 +272,13 @@ def _compare_int8(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, parts:
     exact = (rows.q.double() @ parts["weight"].double().T) * scales
     flip = scales * parts["weight"].double().abs().amax(-1)
     bound = unit_roundoff(torch_dtype(op.out_dtype)) * exact.abs() + 8 * U_ACC * exact.abs() + flip
+    subject.agree(op, out, exact, bound)
+
+
+def _compare_rounded(subject: Subject, op: LinearOp, out: Tensor, rows: Quantized, weight: Tensor) -> None:
+    """One reduction over rounded activations; one next to a rounding boundary may fall to the other side."""
+    a, b = _plain(rows), weight.double()
+    exact, magnitude = a @ b.T, a.abs() @ b.abs().T
+    flip = rows.scale.double().amax(-1, keepdim=True) * b.abs().amax(-1)
+    bound = reduction_bound(exact, magnitude, op.in_features, torch_dtype(op.out_dtype)) + flip
     subject.agree(op, out, exact, bound)
