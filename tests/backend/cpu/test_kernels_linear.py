@@ -122,7 +122,8 @@ def test_gguf_products_with_int8_activations_are_those_of_the_rounded_rows(name:
         x = torch.randn(130, k)
         blocks = x.unflatten(1, (-1, 32))
         top = blocks.abs().amax(-1, keepdim=True)
-        rounded = ((blocks * (127 / top)).round() * (top / 127)).flatten(1)
+        inverse = torch.full_like(top, 127) / top  # 127 / top would be a reciprocal times 127, rounded twice
+        rounded = ((blocks * inverse).round() * (top / 127)).flatten(1)
         first = kernels.linear(x[:1], packed, int8_activations=True)
         for m in (*ROWS, 130):
             got = kernels.linear(x[:m], packed, int8_activations=True)
