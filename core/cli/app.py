@@ -206,6 +206,25 @@ def bench_offline(
     run_offline_bench(model, engine_args(engine), num_prompts, input_len, output_len, output_json)
 
 
+@bench.command("perplexity")
+@with_flags(engine=ENGINE_FLAGS)
+def bench_perplexity(
+    model: Model,
+    engine: dict[str, Any],
+    text: Annotated[str | None, typer.Option("--text", help="A file [default: a text that comes along].")] = None,
+    window: Annotated[int, typer.Option("--window", help="Tokens that are seen together.")] = 1024,
+    num_tokens: Annotated[
+        int | None, typer.Option("--num-tokens", help="Only the first of the text [default: all].")
+    ] = None,
+    output_json: Annotated[str | None, typer.Option("--output-json", help="Write the result to this file.")] = None,
+) -> None:
+    """Measure how well the model, in the types it is served in here, predicts a text."""
+    from core.cli.bench_perplexity import run_perplexity_bench
+    from core.cli.flags import engine_args
+
+    run_perplexity_bench(model, engine_args(engine), text, window, num_tokens, output_json)
+
+
 @app.command()
 def backends(json: AsJson = False) -> None:
     """List installed backends, their devices, and what keeps broken ones from working."""

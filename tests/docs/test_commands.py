@@ -26,6 +26,7 @@ SMALL = {
     "core doctor": [],
     "core version": [],
     "core bench offline": ["--num-prompts", "2", "--input-len", "8", "--output-len", "2"],
+    "core bench perplexity": ["--num-tokens", "40", "--window", "16"],
     "core bench serve": [
         *("--num-prompts", "3", "--random-input-len", "16", "--random-output-len", "4", "--vocab-size", "256"),
         *("--prefix-repetition-prefix-len", "16", "--prefix-repetition-suffix-len", "8"),

@@ -25,6 +25,7 @@ __all__ = [
     "MODEL_RATIO",
     "PERFORMANCE_FLOOR",
     "SAMPLE_MARGIN",
+    "TIE_ULPS",
     "U_ACC",
     "attention_floor",
     "pointwise_bound",
@@ -53,6 +54,10 @@ COPY_MODEL_GAP = 4.0
 SAMPLE_MARGIN = 1e-3
 """Rows whose draw is nearer to another outcome than this are not asked for."""
 
+
+TIE_ULPS = 4.0
+"""An activation this many float32 roundings from the middle of two integers may be rounded to either: the scale, its
+reciprocal and the quotient are rounded once each, in any order."""
 
 ACCURACY_SHARE = 0.99
 """Least share of the reference's accuracy that a served model must reach."""

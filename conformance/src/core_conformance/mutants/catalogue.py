@@ -20,6 +20,7 @@ from core_conformance.mutants import (
     minor_bugs,
     model_bugs,
     recurrent_bugs,
+    rounding_bugs,
     runner_bugs,
     sampler_bugs,
     sampling_bugs,
@@ -40,6 +41,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
             *dense_bugs.MUTANTS,
             *determinism_bugs.MUTANTS,
             *weight_bugs.MUTANTS,
+            *rounding_bugs.MUTANTS,
             *sampling_bugs.MUTANTS,
             *minor_bugs.MUTANTS,
             *expert_bugs.MUTANTS,
@@ -59,5 +61,5 @@ MUTANTS: tuple[Mutant, ...] = tuple(
 )
 """Each must fail its level."""
 
-HONEST: tuple[Honest, ...] = (*honest_kernels.HONEST, *honest_devices.HONEST)
+HONEST: tuple[Honest, ...] = (*honest_kernels.HONEST, *honest_devices.HONEST, *rounding_bugs.HONEST)
 """Each must pass: what differs is how it is done."""

@@ -25,7 +25,7 @@ from core_conformance.checks import check
 from core_conformance.diagnosis import Suspects
 from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Mismatch, Subject
-from core_conformance.tolerance import U_ACC, reduction_bound, unit_roundoff
+from core_conformance.tolerance import TIE_ULPS, U_ACC, reduction_bound, unit_roundoff
 
 _HALVES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
 _SHAPES = ((1, 64, 48), (3, 71, 33), (17, 256, 130), (2, 1024, 8), (0, 64, 48))
@@ -171,7 +171,7 @@ def test_rounded_activations_are_those_that_the_verdict_declares(
         if form is None or not subject.is_native(op):
             _compare(subject, op, out, _plain(act), weight, None)
         else:
-            _compare_rounded(subject, op, out, quantize_rows(x, form), weight)
+            _compare_rounded(subject, op, out, x, form, weight)
 
 
 @check("L1/embed/scheme", [f"{scheme}-{dtype}" for scheme in SCHEME_NAMES for dtype in ("bf16", "fp32")])
@@ -275,10 +275,26 @@ def _compare_int8(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, parts:
     subject.agree(op, out, exact, bound)
 
 
-def _compare_rounded(subject: Subject, op: LinearOp, out: Tensor, rows: Quantized, weight: Tensor) -> None:
-    """One reduction over rounded activations; one next to a rounding boundary may fall to the other side."""
+def _compare_rounded(
+    subject: Subject, op: LinearOp, out: Tensor, x: Tensor, form: str, weight: Tensor
+) -> None:
+    """One reduction over rounded activations; those that lie on a rounding boundary may fall to its other side."""
+    rows = quantize_rows(x, form)
     a, b = _plain(rows), weight.double()
     exact, magnitude = a @ b.T, a.abs() @ b.abs().T
-    flip = rows.scale.double().amax(-1, keepdim=True) * b.abs().amax(-1)
-    bound = reduction_bound(exact, magnitude, op.in_features, torch_dtype(op.out_dtype)) + flip
+    flips = _either_side(x, form).double() * _plain(dataclasses.replace(rows, q=torch.ones_like(rows.q)))
+    bound = reduction_bound(exact, magnitude, op.in_features, torch_dtype(op.out_dtype)) + flips @ b.abs().T
     subject.agree(op, out, exact, bound)
+
+
+def _either_side(x: Tensor, form: str) -> Tensor:
+    """Which activations [T, K] of an int8 format lie so near the middle of two integers that either is right.
+
+    The middle is decided exactly, from the absmax that is the scale times 127; TIE_ULPS roundings of the scale, its
+    reciprocal and the quotient may move a value across.
+    """
+    assert form in ("int8_row", "int8_block32"), f"no rule of ties for {form!r}"
+    groups = x.double().unflatten(-1, (-1, 32)) if form == "int8_block32" else x.double().unsqueeze(-2)
+    exact = groups * 127 / groups.abs().amax(-1, keepdim=True).clamp(min=torch.finfo(torch.float32).tiny)
+    distance = (exact.abs() - exact.abs().floor() - 0.5).abs()
+    return (distance <= TIE_ULPS * U_ACC * exact.abs()).flatten(-2)
