@@ -275,9 +275,7 @@ def _compare_int8(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, parts:
     subject.agree(op, out, exact, bound)
 
 
-def _compare_rounded(
-    subject: Subject, op: LinearOp, out: Tensor, x: Tensor, form: str, weight: Tensor
-) -> None:
+def _compare_rounded(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, form: str, weight: Tensor) -> None:
     """One reduction over rounded activations; those that lie on a rounding boundary may fall to its other side."""
     rows = quantize_rows(x, form)
     a, b = _plain(rows), weight.double()
