@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -29,11 +30,13 @@ __all__ = [
     "BackendListing",
     "OpenedBackend",
     "choose_device",
+    "find_device",
     "list_backends",
     "list_conformance_cases",
     "list_models",
     "load_backend",
     "open_device",
+    "probe_devices",
 ]
 
 PROBE_TIMEOUT_S = 60.0
@@ -48,12 +51,14 @@ class BackendListing:
         info: What it announced; None where the package failed.
         error: Why it cannot be used: the package's own exception, or a contract version that does not fit.
         devices: What `probe()` found; None where nobody asked.
+        passed_over: What `probe()` warned of: why it lists no device, or not all.
     """
 
     package: str
     info: BackendInfo | None = None
     error: str | None = None
     devices: tuple[DeviceInfo, ...] | None = None
+    passed_over: str = ""
 
     @property
     def name(self) -> str:
@@ -159,15 +164,46 @@ def open_device(device: str, config: OpenConfig) -> OpenedBackend:
     info = listing.info
     assert info is not None
     backend = load_backend(info)
-    devices = backend.probe()
-    if index >= len(devices):
-        found = f"only {len(devices)} device(s)" if devices else "no device"
-        remedy = f"the last index is {len(devices) - 1}" if devices else info.remedy or "check driver and SDK"
-        raise BackendUnavailableError(
-            f"backend {info.name!r} ({listing.package}) is installed and finds {found}; {remedy}"
-        )
+    found = find_device(backend, info, index, package=listing.package)
     backend.open(index, config)
-    return OpenedBackend(backend=backend, info=info, device=devices[index], package=listing.package)
+    return OpenedBackend(backend=backend, info=info, device=found, package=listing.package)
+
+
+def probe_devices(backend: Backend) -> tuple[list[DeviceInfo], str]:
+    """The devices of a backend, and what it warned of meanwhile: why it passes over others."""
+    warnings = _Warnings()
+    logging.getLogger().addHandler(warnings)
+    try:
+        return backend.probe(), "; ".join(warnings.lines)
+    finally:
+        logging.getLogger().removeHandler(warnings)
+
+
+def find_device(backend: Backend, info: BackendInfo, index: int, *, package: str = "") -> DeviceInfo:
+    """Device `index` of a backend, as `probe()` sees it.
+
+    Raises:
+        BackendUnavailableError: there is none; the message says why as far as the backend knows, and what to do.
+    """
+    devices, warned = probe_devices(backend)
+    if index < len(devices):
+        return devices[index]
+    found = f"only {len(devices)} device(s), number {index} was asked for" if devices else "no device"
+    remedy = warned or (f"the last index is {len(devices) - 1}" if devices else info.remedy or "check driver and SDK")
+    raise BackendUnavailableError(
+        f"backend {info.name!r}{f' ({package})' if package else ''} is installed and finds {found}; {remedy}"
+    )
+
+
+class _Warnings(logging.Handler):
+    """Keeps the lines of warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
 
 
 def _entry_points() -> Iterator[EntryPoint]:
@@ -218,20 +254,20 @@ def _refuse_duplicates(listings: Sequence[BackendListing]) -> list[BackendListin
 def _with_devices(listing: BackendListing) -> BackendListing:
     if listing.info is None or listing.error is not None:
         return listing
-    devices, error = _probe_apart(listing.info)
-    return replace(listing, error=error, devices=devices)
+    return _probe_apart(listing, listing.info)
 
 
 _PROBE = """
-import importlib, json, sys, dataclasses
+import dataclasses, importlib, json, sys
+from core.plugins import probe_devices
 module, _, attribute = sys.argv[1].partition(":")
-devices = getattr(importlib.import_module(module), attribute)().probe()
-print("devices:" + json.dumps([dataclasses.asdict(device) for device in devices]))
+devices, warned = probe_devices(getattr(importlib.import_module(module), attribute)())
+print("devices:" + json.dumps([[dataclasses.asdict(device) for device in devices], warned]))
 """
 
 
-def _probe_apart(info: BackendInfo) -> tuple[tuple[DeviceInfo, ...] | None, str | None]:
-    """(devices, error) of `probe()` in a fresh interpreter with the backend's environment."""
+def _probe_apart(listing: BackendListing, info: BackendInfo) -> BackendListing:
+    """The listing with what `probe()` says in a fresh interpreter with the backend's environment."""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROBE, info.load],
@@ -242,13 +278,14 @@ def _probe_apart(info: BackendInfo) -> tuple[tuple[DeviceInfo, ...] | None, str 
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return None, f"probe() gave no answer within {PROBE_TIMEOUT_S:.0f} s"
+        return replace(listing, error=f"probe() gave no answer within {PROBE_TIMEOUT_S:.0f} s")
     for line in reversed(done.stdout.splitlines()):
         if line.startswith("devices:"):
-            found: list[dict[str, Any]] = json.loads(line.removeprefix("devices:"))
-            return tuple(DeviceInfo(**device) for device in found), None
+            found, warned = json.loads(line.removeprefix("devices:"))
+            devices: list[dict[str, Any]] = found
+            return replace(listing, devices=tuple(DeviceInfo(**device) for device in devices), passed_over=warned)
     last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return None, f"probe() failed: {last}"
+    return replace(listing, error=f"probe() failed: {last}")
 
 
 def _best(listings: Sequence[BackendListing]) -> BackendListing:

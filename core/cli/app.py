@@ -237,14 +237,23 @@ def backends(json: AsJson = False) -> None:
 @with_flags(engine=ENGINE_FLAGS)
 def doctor(
     engine: dict[str, Any],
-    model: Annotated[str, typer.Option("--model", help="A folder, a GGUF file, or a name that `core pull` knows.")],
+    model: Annotated[
+        str,
+        typer.Option("--model", help="A folder, a GGUF file, or a name that `core pull` knows.", show_default=False),
+    ] = "",
+    ops: Annotated[
+        str, typer.Option("--ops", metavar="FILE", help="A list of operations in place of a model.", show_default=False)
+    ] = "",
+    arch: Annotated[
+        str, typer.Option("--arch", help="An architecture of --device, which need not be here.", show_default=False)
+    ] = "",
     json: AsJson = False,
 ) -> None:
     """Say, operation by operation, how a model would run on a device. Reads no weights, takes no device."""
     from core.cli.devices import show_doctor
     from core.cli.flags import engine_config
 
-    show_doctor(engine_config(model, engine), as_json=json)
+    show_doctor(engine_config(model, engine), arch=arch, ops=ops, as_json=json)
 
 
 @app.command("new-backend")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from core.config import EngineConfig
+from core.errors import ConfigError
 from core.plugins import BackendListing, list_backends
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ def _listing(listing: BackendListing) -> dict[str, Any]:
         "priority": info.priority if info else None,
         "devices": [dataclasses.asdict(device) for device in listing.devices or ()],
         "error": listing.error,
+        "passed_over": listing.passed_over,
     }
 
 
@@ -52,7 +55,7 @@ def _rows(listing: BackendListing) -> list[tuple[str, ...]]:
     if listing.error is not None:
         return [(listing.name, listing.package, "", "", "", listing.error)]
     if not listing.devices:
-        remedy = listing.info.remedy if listing.info else ""
+        remedy = listing.passed_over or (listing.info.remedy if listing.info else "")
         return [(listing.name, listing.package, "", "", "", f"no device; {remedy or 'check driver and SDK'}")]
     rows: list[tuple[str, ...]] = []
     for device in listing.devices:
@@ -62,17 +65,26 @@ def _rows(listing: BackendListing) -> list[tuple[str, ...]]:
     return rows
 
 
-def show_doctor(config: EngineConfig, *, as_json: bool) -> None:
-    """Writes how each operation of the model resolves on the device.
+def show_doctor(config: EngineConfig, *, arch: str = "", ops: str = "", as_json: bool) -> None:
+    """Writes how each operation of a model, or of a list, resolves on the device.
+
+    Args:
+        config: What to run, and where.
+        arch: An architecture, for a device that is not here.
+        ops: File with a list of operations, in place of a model.
 
     Raises:
+        ConfigError: neither a model nor a list is given, or both are.
         typer.Exit: with code 2, after the table, where the device refuses an operation.
     """
     import typer
 
-    from core.engine.doctor import report
+    if bool(config.model) == bool(ops):
+        raise ConfigError("core doctor takes a model or a list of operations; give --model MODEL or --ops FILE")
+    from core.engine.doctor import report, report_operations
+    from core.engine.operation_list import read_operations
 
-    found = report(config)
+    found = report_operations(config, read_operations(Path(ops)), arch) if ops else report(config, arch)
     if as_json:
         _write_json(found.to_json())
     else:
@@ -91,10 +103,11 @@ def _print_doctor(found: DoctorReport) -> None:
         kind = f"{row.kind}, {row.activations}" if row.activations else row.kind
         operations.add_row(name, kind, str(row.uses), row.reason, row.spec.partition("(")[2].removesuffix(")"))
     _print(operations)
-    weights = _table("weights", "stored as", "kept as", "why they differ")
-    for weight in found.weights:
-        weights.add_row(str(weight.count), _dense(weight.stored), _dense(weight.kept), weight.reason)
-    _print(weights)
+    if found.weights:
+        weights = _table("weights", "stored as", "kept as", "why they differ")
+        for weight in found.weights:
+            weights.add_row(str(weight.count), _dense(weight.stored), _dense(weight.kept), weight.reason)
+        _print(weights)
     verdict = "every operation can be done" if found.usable else "the device refuses what is marked NO"
     sys.stdout.write(f"{verdict}; {found.graphs}; table {found.table_hash}\n")
 

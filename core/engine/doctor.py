@@ -7,19 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from core import plugins
-from core.backend import Kind
+from core.backend import Backend, Kind
 from core.backend.negotiate import Binder, Resolved
 from core.config import EngineConfig
-from core.errors import BackendUnavailableError
+from core.engine.operation_list import OperationList
 from core.exec.build import build_context
 from core.exec.sampler import sample_ops
-from core.exec.step_graphs import graph_rule
+from core.exec.step_graphs import GraphRule, graph_rule
 from core.layers import BuildContext
 from core.loader.checkpoint import open_checkpoint
 from core.loader.hub import resolve_model
 from core.models.registry import build_model
+from core.spec import BackendInfo, DeviceInfo
 
-__all__ = ["DoctorReport", "OperationRow", "WeightRow", "report"]
+__all__ = ["DoctorReport", "OperationRow", "WeightRow", "report", "report_operations"]
 
 _ANY_BLOCK_SIZE = 128
 """Whether a cache's layout is private does not depend on the block size; the real one is known after `open`."""
@@ -70,6 +71,8 @@ class DoctorReport:
     """Everything that `core doctor` prints.
 
     Args:
+        model: Its name, or the title of a list of operations.
+        architecture: Of the model, or how many operations the list has.
         table_hash: Hash of the operation table; part of every conformance record.
         graphs: Which steps are recorded and replayed, or why none are.
         usable: Whether no operation is refused.
@@ -92,45 +95,92 @@ class DoctorReport:
         return asdict(self)
 
 
-def report(config: EngineConfig) -> DoctorReport:
+def report(config: EngineConfig, arch: str = "") -> DoctorReport:
     """Resolves every operation of a model on a device.
+
+    Args:
+        config: What to run, and where.
+        arch: An architecture of the backend's, for a device that is not here; empty for the one that is.
 
     Raises:
         ModelNotFoundError, ModelLoadError: the model's files cannot be used.
         BackendNotFoundError, BackendUnavailableError: there is no such device.
     """
-    listing, index = plugins.choose_device(config.device)
-    assert listing.info is not None
-    backend = plugins.load_backend(listing.info)
-    devices = backend.probe()
-    if index >= len(devices):
-        raise BackendUnavailableError(
-            f"backend {listing.name!r} ({listing.package}) finds {len(devices)} device(s), number {index} was asked "
-            f"for; {listing.info.remedy or 'check driver and SDK'}"
-        )
+    place = _find(config, arch)
     with open_checkpoint(resolve_model(config.model, config.revision)) as checkpoint:
-        binder = Binder(backend, listing.info, devices[index], block_size=config.cache.block_size or _ANY_BLOCK_SIZE)
+        binder = place.binder(config)
         ctx = build_context(config, binder, checkpoint, dry=True)
         model = build_model(checkpoint.config, ctx, plugins.list_models())
-        rule = graph_rule(backend, binder.table, enforce_eager=config.enforce_eager)  # the sampler is in no graph
+        rule = graph_rule(place.backend, binder.table, enforce_eager=config.enforce_eager)  # the sampler is in no graph
         _resolve_sampler(ctx, model.spec.vocab_size)
         choices = Counter((choice.stored, choice.scheme, choice.reason) for choice in model.weight_schemes())
+        weights = tuple(
+            WeightRow(stored=stored, kept=kept, count=count, reason=reason)
+            for (stored, kept, reason), count in choices.items()
+        )
+        return place.report(config.model, model.spec.architecture, ctx.dtype.value, binder, rule, weights)
+
+
+def report_operations(config: EngineConfig, operations: OperationList, arch: str = "") -> DoctorReport:
+    """Resolves operations that no model's file asks for.
+
+    Args:
+        config: Where; its model is not looked at.
+        operations: What.
+        arch: As for `report`.
+
+    Raises:
+        BackendNotFoundError, BackendUnavailableError: there is no such device.
+    """
+    place = _find(config, arch)
+    binder = place.binder(config)
+    for op in operations.operations:
+        binder.table.add(binder.resolve(op))
+    rule = graph_rule(place.backend, binder.table, enforce_eager=config.enforce_eager)
+    what = f"{len(operations.operations)} operations"
+    return place.report(operations.title, what, operations.dtype.value, binder, rule, ())
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A backend, not opened, and the device that is asked about."""
+
+    backend: Backend
+    info: BackendInfo
+    package: str
+    device: DeviceInfo
+
+    def binder(self, config: EngineConfig) -> Binder:
+        return Binder(self.backend, self.info, self.device, block_size=config.cache.block_size or _ANY_BLOCK_SIZE)
+
+    def report(
+        self, model: str, what: str, dtype: str, binder: Binder, rule: GraphRule, weights: tuple[WeightRow, ...]
+    ) -> DoctorReport:
         return DoctorReport(
-            model=config.model,
-            architecture=model.spec.architecture,
-            backend=f"{listing.name}:{index}",
-            package=listing.package,
-            arch=devices[index].arch,
-            dtype=ctx.dtype.value,
+            model=model,
+            architecture=what,
+            backend=f"{self.info.name}:{self.device.index}",
+            package=self.package,
+            arch=self.device.arch,
+            dtype=dtype,
             operations=tuple(row for entry in binder.table.rows() for row in _rows(*entry)),
-            weights=tuple(
-                WeightRow(stored=stored, kept=kept, count=count, reason=reason)
-                for (stored, kept, reason), count in choices.items()
-            ),
+            weights=weights,
             table_hash=binder.table.hash,
             graphs=rule.describe(),
             usable=not binder.table.refused(),
         )
+
+
+def _find(config: EngineConfig, arch: str) -> _Place:
+    """The device of the configuration, or one that is not here: what is asked of a backend needs none."""
+    listing, index = plugins.choose_device(config.device)
+    assert listing.info is not None
+    backend = plugins.load_backend(listing.info)
+    if arch:
+        device = DeviceInfo(index=index, arch=arch, memory_bytes=0, sdk="not here")
+    else:
+        device = plugins.find_device(backend, listing.info, index, package=listing.package)
+    return _Place(backend=backend, info=listing.info, package=listing.package, device=device)
 
 
 def _resolve_sampler(ctx: BuildContext, vocab_size: int) -> None:

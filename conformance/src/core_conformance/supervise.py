@@ -13,13 +13,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from core.errors import BackendUnavailableError, CoreError
+from core.plugins import list_backends
 from core.spec import BackendInfo, DeviceInfo
 from core_conformance.must_pass_lists import must_pass
 from core_conformance.records import Mode, Outcome, Record
@@ -136,7 +137,8 @@ def _supervise(
     source, sink = os.pipe()
     # -P: a folder named `core` where the user stands must not take the place of the installed package.
     command = [sys.executable, "-P", "-m", "core_conformance.worker", json.dumps({**order, "pipe": sink})]
-    worker = subprocess.Popen(command, pass_fds=(sink,), start_new_session=True)
+    env = {**os.environ, **_environment(order["backend"])}
+    worker = subprocess.Popen(command, pass_fds=(sink,), start_new_session=True, env=env)
     os.close(sink)
     watch = ExitStack()
     watch.enter_context(watched(worker.pid))
@@ -160,6 +162,12 @@ def _supervise(
     finally:
         _end(worker, ask=said.problems is None)
         watch.close()
+
+
+def _environment(backend: str) -> Mapping[str, str]:
+    """What a process of the backend must start with; whatever is wrong with the backend, the worker says so."""
+    name = backend.partition(":")[0]
+    return next((item.info.env for item in list_backends() if item.info and item.name == name), {})
 
 
 def _read(source: int, lines: queue.Queue[str | None]) -> None:

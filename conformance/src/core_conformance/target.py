@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from core import plugins
 from core.backend import Backend, Limits, OpenConfig
-from core.errors import BackendUnavailableError
 from core.spec import BackendInfo, DeviceInfo
 from core_conformance.bare import INFO as REFERENCE_INFO
 from core_conformance.bare import BareBackend
@@ -55,15 +54,7 @@ class Target:
             BackendUnavailableError: there is none.
         """
         if self._device is None:
-            devices = self.make().probe()
-            if self.index >= len(devices):
-                remedy = (
-                    f"the last index is {len(devices) - 1}" if devices else self.info.remedy or "check driver and SDK"
-                )
-                raise BackendUnavailableError(
-                    f"backend {self.name!r} finds {len(devices)} device(s), index {self.index} was asked for; {remedy}"
-                )
-            self._device = devices[self.index]
+            self._device = plugins.find_device(self.make(), self.info, self.index)
         return self._device
 
     @property

@@ -21,6 +21,7 @@ DEVICE = DeviceInfo(index=0, arch="toy-1", memory_bytes=2**31, sdk="9.9", name="
 LISTINGS = [
     BackendListing(package="toy 1", info=INFO, devices=(DEVICE,)),
     BackendListing(package="bare 2", info=INFO, devices=()),
+    BackendListing(package="old 1", info=INFO, devices=(), passed_over="Toy Zero is toy-0: buy a new one"),
     BackendListing(package="broken 3", error="ImportError: no libtoy"),
 ]
 
@@ -31,12 +32,12 @@ def test_devices_remedies_and_errors_are_shown(
     monkeypatch.setattr(devices, "list_backends", lambda probe: LISTINGS)
     devices.show_backends(as_json=False)
     shown = capsys.readouterr().out
-    for words in ("Toy One", "toy-1", "2.0 GiB", "ok (9.9)", "no device; plug it in", "ImportError: no libtoy"):
+    for words in ("Toy One", "toy-1", "2.0 GiB", "ok (9.9)", "no device; plug it in", "no device; Toy Zero is", "ImportError: no libtoy"):
         assert words in shown
     devices.show_backends(as_json=True)
     listed = json.loads(capsys.readouterr().out)
     assert listed[0]["devices"][0]["arch"] == "toy-1"
-    assert listed[2] == {
+    assert listed[3] == {
         "name": "broken 3",
         "package": "broken 3",
         "vendor": None,
@@ -44,6 +45,7 @@ def test_devices_remedies_and_errors_are_shown(
         "priority": None,
         "devices": [],
         "error": "ImportError: no libtoy",
+        "passed_over": "",
     }
 
 
@@ -69,7 +71,7 @@ REPORT = DoctorReport(
 def test_the_doctor_shows_every_row_and_fails_where_an_operation_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("core.engine.doctor.report", lambda config: REPORT)
+    monkeypatch.setattr("core.engine.doctor.report", lambda config, arch: REPORT)
     with pytest.raises(typer.Exit) as left:
         devices.show_doctor(EngineConfig(model="m"), as_json=False)
     assert left.value.exit_code == 2
@@ -81,7 +83,7 @@ def test_the_doctor_shows_every_row_and_fails_where_an_operation_is_refused(
 def test_the_doctor_takes_engine_flags_and_writes_json(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    def report(config: EngineConfig) -> DoctorReport:
+    def report(config: EngineConfig, arch: str) -> DoctorReport:
         seen.append(config)
         return dataclasses.replace(REPORT, usable=True)
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from core.spec import DeviceInfo
+from core_cuda import driver
 from core_triton.backend import TritonBackend
+from core_triton.probing import Found
 
 __all__ = ["CudaBackend"]
 
 
 class CudaBackend(TritonBackend):
-    """Every NVIDIA GPU of this machine."""
+    """Every NVIDIA GPU of this machine that the kernels are built for, or those that are simulated."""
 
     family = "cuda"
 
-    def find_devices(self) -> list[DeviceInfo]:
-        return []
+    def look(self) -> Found:
+        return driver.look()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from core.spec import DeviceInfo
+from core_rocm import driver
 from core_triton.backend import TritonBackend
+from core_triton.probing import Found
 
 __all__ = ["RocmBackend"]
 
 
 class RocmBackend(TritonBackend):
-    """Every AMD GPU of this machine."""
+    """Every AMD GPU of this machine that the kernels are built for, or those that are simulated."""
 
     family = "hip"
 
-    def find_devices(self) -> list[DeviceInfo]:
-        return []
+    def look(self) -> Found:
+        return driver.look()

@@ -12,7 +12,16 @@ from typing import Literal
 from core.spec import DeviceInfo
 from core_triton.target import TARGETS
 
-__all__ = ["INTERPRETER_ENV", "SIMULATED_MEMORY_BYTES", "VARIABLES", "archs", "devices", "environment", "refusal"]
+__all__ = [
+    "INTERPRETER_ENV",
+    "SIMULATED_MEMORY_BYTES",
+    "VARIABLES",
+    "archs",
+    "devices",
+    "environment",
+    "refusal",
+    "wished",
+]
 
 Family = Literal["cuda", "hip"]
 
