@@ -72,23 +72,27 @@ def _strings(value: Any) -> Any:
     return [] if value is None else [value] if isinstance(value, str) else value
 
 
-class StreamOptions(BaseModel):
+class _Body(BaseModel):
+    """JSON types are kept apart: a number in a string, or true for 1, is a mistake of the client and is said."""
+
+    model_config = ConfigDict(extra="ignore", protected_namespaces=(), strict=True)
+
+
+class StreamOptions(_Body):
     """`stream_options` of a streamed request."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
 
 
-class ResponseFormat(BaseModel):
+class ResponseFormat(_Body):
     """`response_format`; only "text" is served yet."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag", "regex", "grammar"]
 
 
-class SamplingFields(BaseModel):
+class SamplingFields(_Body):
     """Fields that completions and chat completions share: OpenAI's, then vLLM's extras."""
-
-    model_config = ConfigDict(extra="ignore", protected_namespaces=())
 
     model: str | None = None
     stream: bool = False
@@ -177,7 +181,7 @@ class CompletionRequest(SamplingFields):
 _TEXT_PARTS = frozenset({"text", "input_text", "output_text"})
 
 
-class ChatPromptFields(BaseModel):
+class ChatPromptFields(_Body):
     """Fields that decide how a conversation becomes a prompt; shared by chat completions and /tokenize."""
 
     messages: list[dict[str, Any]] = Field(min_length=1)
@@ -251,7 +255,7 @@ class ChatRequest(ChatPromptFields, SamplingFields):
         return self
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(_Body):
     """Body of POST /tokenize: `prompt`, or `messages` with the template fields of chat completions."""
 
     model: str | None = None
@@ -271,7 +275,7 @@ class TokenizeRequest(BaseModel):
         return self
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(_Body):
     """Body of POST /detokenize."""
 
     model: str | None = None

@@ -16,6 +16,7 @@ from core_conformance.records import Mode, Outcome, Record
 from core_conformance.report.badge import to_badge
 from core_conformance.report.document import Report, read_report
 from core_conformance.report.files import write_report_files
+from core_conformance.report.html import to_html
 from core_conformance.report.junit import to_junit
 from core_conformance.report.markdown import matrix_markdown, summary_markdown
 from core_conformance.report.matrix import OPERATIONS, Cell, Matrix, build_matrix
@@ -123,6 +124,13 @@ def test_the_strongest_evidence_counts_then_the_newest(make_report: Any) -> None
     later = make_report("L0", "L1", mode=Mode.COMPILED, date="2032-01-01T00:00:00+00:00")
     found = cell(build_matrix([old, later, new]), OPERATIONS)
     assert found.word == "VALIDATED" and found.report is new and found.level == "L1"
+
+
+def test_reports_of_different_suites_are_said_to_be_that(make_report: Any) -> None:
+    reports = [make_report("L0"), make_report("L0", suite_hash="0" * 64, device="acme-2")]
+    assert "2 versions of the suite" in matrix_markdown(build_matrix(reports))
+    assert "2 versions of the suite" in to_html(build_matrix(reports))
+    assert "versions of the suite" not in matrix_markdown(build_matrix(reports[:1]))
 
 
 def test_one_record_of_weaker_evidence_makes_the_whole_pair_weaker(make_report: Any) -> None:

@@ -202,6 +202,20 @@ async def test_ids_and_counts_out_of_range_are_refused(
     assert (await post(client)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("max_tokens", True), ("max_tokens", "5"), ("temperature", "0.5"), ("n", True), ("stream", "yes"), ("echo", 1)],
+)
+async def test_a_value_of_another_json_type_is_refused(client: httpx.AsyncClient, field: str, value: Any) -> None:
+    reply = await post(client, **{field: value})
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == field
+
+
+async def test_a_whole_number_counts_as_a_float(client: httpx.AsyncClient) -> None:
+    assert (await post(client, temperature=1, top_p=1, logit_bias={"5": 1})).status_code == 200
+
+
 async def test_usage_chunk_is_last_and_only_where_asked(
     client: httpx.AsyncClient, engine: FakeEngine, events: Any
 ) -> None:

@@ -47,6 +47,8 @@ def matrix_markdown(matrix: Matrix, trends: Sequence[Trend] = ()) -> str:
         lines.append(f"| {row} | {' | '.join(cells)} |")
     used = dict.fromkeys(cell.word for cell in matrix.cells.values())
     lines += ["", *(f"- {word}: {WORDS[word]}" for word in WORDS if word in used or word == UNTESTED), ""]
+    if matrix.note:
+        lines += [matrix.note, ""]
     for trend in trends:
         lines += _trend(trend)
     for report in matrix.reports:

@@ -97,6 +97,16 @@ class Matrix:
     cells: dict[tuple[str, Column], Cell]
     reports: tuple[Report, ...]
 
+    @property
+    def note(self) -> str:
+        """What a reader must know before comparing cells; empty where nothing."""
+        suites = {report.facts.suite_hash for report in self.reports}
+        if len(suites) < 2:
+            return ""
+        return (
+            f"The reports come from {len(suites)} versions of the suite: cells were not all judged by the same checks"
+        )
+
 
 def build_matrix(reports: Sequence[Report]) -> Matrix:
     """The matrix of these reports; where several speak of a pair the strongest evidence counts, then the newest."""
