@@ -63,8 +63,10 @@ ACCURACY_SHARE = 0.99
 """Least share of the reference's accuracy that a served model must reach."""
 LENGTH_SHARE = (0.9, 1.1)
 """Generated tokens of a served model as a share of the reference's."""
-ACCURACY_MARGIN = 0.1
-"""A document on which the reference's decision is nearer than this, in nats, counts for nobody: rounding decides it."""
+ACCURACY_MARGIN = 0.2
+"""A document on which the reference's decision is nearer than this, in nats, counts for nobody: rounding decides it.
+
+Transformers itself, in bfloat16, decides otherwise than in float32 at margins of up to 0.12 (SmolLM2-135M, 180 answers)."""
 PERFORMANCE_FLOOR: dict[str, dict[str, float]] = {
     "VALIDATED": {"decode": 0.05, "prefill": 0.02},
     "SIMULATED": {},
