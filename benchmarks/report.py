@@ -10,7 +10,7 @@ from typing import Any
 __all__ = ["markdown_table", "share_plot"]
 
 Lines = Mapping[str, Mapping[str, Any]]
-"""By "model scheme test": `rates` (engine to its figure in each counted round) and `limit`, None where there is none."""
+"""By "model scheme test": `rates` (engine to its figure in each counted round) and `limit`, which may be None."""
 
 _COLORS = {"ours": "#1b7837", "llama.cpp": "#9970ab", "vLLM-CPU": "#4393c3", "OpenVINO": "#d6604d"}
 

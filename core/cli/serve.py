@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import sys
@@ -12,9 +13,8 @@ import msgspec
 
 from core.config import EngineConfig
 from core.engine.async_engine import AsyncEngine
-from core.serve.chat_template import chat_renderer
+from core.errors import CoreError
 from core.serve.interface import ServedEngine
-from core.serve.server import serve
 from core.serve.settings import ServeSettings
 from core.text.chat_template import read_template
 
@@ -33,25 +33,36 @@ def run_server(config: EngineConfig, settings: ServeSettings) -> None:
     logging.getLogger("core.serve").setLevel(logging.INFO)
     logging.getLogger("uvicorn.access").setLevel(logging.INFO)
 
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve(config, settings))
+
+
+async def _serve(config: EngineConfig, settings: ServeSettings) -> None:
+    """Starts the engine's process first: it imports and loads while this one imports the HTTP server."""
+    starting = asyncio.ensure_future(AsyncEngine.start(config))
+
     async def start() -> ServedEngine:
-        return await AsyncEngine.start(config)
+        return await starting
 
     def ready(engine: ServedEngine, url: str, seconds: float) -> None:
         sys.stderr.write(f"ready: {config.model} on {engine.facts.resolved} at {url} in {seconds:.1f} s\n")
         sys.stderr.flush()
 
-    policy = config.scheduler.scheduling_policy
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(
-            serve(
-                settings,
-                config.model,
-                start,
-                make_renderer=lambda engine: chat_renderer(engine, settings),
-                on_ready=ready,
-                scheduling_policy=policy,
-            )
+    try:
+        chat_template = await asyncio.to_thread(importlib.import_module, "core.serve.chat_template")
+        server = await asyncio.to_thread(importlib.import_module, "core.serve.server")
+        await server.serve(
+            settings,
+            config.model,
+            start,
+            make_renderer=lambda engine: chat_template.chat_renderer(engine, settings),
+            on_ready=ready,
+            scheduling_policy=config.scheduler.scheduling_policy,
         )
+    finally:
+        starting.cancel()  # where the port was taken; no effect once the engine is up
+        with contextlib.suppress(asyncio.CancelledError, CoreError):
+            await starting
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -99,14 +99,23 @@ class AsyncEngine:
         Raises:
             CoreError: the very error that the engine could not be built for.
         """
-        if tokenizer is None:
-            tokenizer = await asyncio.to_thread(load_tokenizer, config)
         env: Mapping[str, str] = {}
         if runner_factory is None:
             config, env = await asyncio.to_thread(choose_device, config)
         policy = (restart_policy or RestartPolicy()) if restart else None
         engine = cls(config, tokenizer, env=env, runner_factory=runner_factory, policy=policy, on_event=on_event)
-        await engine._supervisor.start()
+        # A large vocabulary takes seconds, as the process's own imports do: side by side.
+        launching = asyncio.ensure_future(engine._supervisor.start())
+        try:
+            if tokenizer is None:
+                engine._take_tokenizer(await asyncio.to_thread(load_tokenizer, config))
+            await launching
+        except BaseException:
+            launching.cancel()
+            with contextlib.suppress(asyncio.CancelledError, CoreError):
+                await launching
+            await engine._supervisor.stop(0.0)
+            raise
         return engine
 
     @property
@@ -284,8 +293,17 @@ class AsyncEngine:
 
     # --- what the supervisor tells ---
 
+    def _take_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Before the first request."""
+        self._tokenizer, self._outputs = tokenizer, OutputProcessor(tokenizer)
+        if self._supervisor.healthy:
+            self._make_inputs()
+
     def _on_ready(self, ready: Ready) -> None:
         self._facts, self._stats = ready.facts, ready.stats
+        self._make_inputs()
+
+    def _make_inputs(self) -> None:
         self._inputs = InputProcessor(
             self._tokenizer,
             vocab_size=self._facts.vocab_size,

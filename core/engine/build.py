@@ -19,7 +19,7 @@ from core.sched.scheduler import Scheduler
 from core.text import tokenizer as text_tokenizer
 from core.text.tokenizer import Tokenizer
 
-__all__ = ["build_engine", "choose_device", "load_tokenizer", "served_max_model_len"]
+__all__ = ["build_engine", "choose_device", "count_token_ids", "load_tokenizer", "served_max_model_len"]
 
 RunnerFactory = Callable[[EngineConfig], Runner]
 
@@ -80,6 +80,18 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     from core.loader.hub import resolve_model
 
     return text_tokenizer.load_tokenizer(resolve_model(config.tokenizer or config.model, config.revision))
+
+
+def count_token_ids(config: EngineConfig) -> int:
+    """`vocab_size` of the tokenizer that `load_tokenizer` gives, without building it.
+
+    Raises:
+        ModelNotFoundError: it is not on disk.
+        ModelLoadError: its files are damaged.
+    """
+    from core.loader.hub import resolve_model
+
+    return text_tokenizer.count_token_ids(resolve_model(config.tokenizer or config.model, config.revision))
 
 
 def choose_device(config: EngineConfig) -> tuple[EngineConfig, Mapping[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from core import plugins
 from core.backend import Limits, OpenConfig
 from core.config import EngineConfig
-from core.engine.build import load_tokenizer
+from core.engine.build import count_token_ids
 from core.engine.load_progress import load_progress
 from core.exec.build import build_runner
 from core.exec.model_runner import ModelRunner
@@ -36,7 +36,7 @@ def make_runner(config: EngineConfig) -> ModelRunner:
                     opened.backend,
                     opened.info,
                     opened.device,
-                    num_tokenizer_ids=load_tokenizer(config).vocab_size,
+                    num_tokenizer_ids=count_token_ids(config),
                     extra_models=plugins.list_models(),
                     progress=progress,
                 )

@@ -62,7 +62,7 @@ class GgufFile:
         self._tensor: Tensor | None = torch.from_numpy(mapped)
         cursor = GgufCursor(path, mapped.data)
         self.version, num_tensors, num_keys = read_header(cursor)
-        self.metadata = read_metadata(cursor, num_keys)
+        self.metadata = read_metadata(cursor, num_keys, skip_arrays="tokenizer.")
         self.tensors = _read_tensors(cursor, num_tensors, self._alignment())
 
     def rows(self, tensor: GgufTensor) -> Tensor:

@@ -9,12 +9,21 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from core.errors import ModelLoadError, ModelNotFoundError
 
-__all__ = ["MIN_BYTES", "GgufCursor", "read_gguf_metadata", "read_header", "read_metadata"]
+__all__ = [
+    "MIN_BYTES",
+    "GgufCursor",
+    "read_gguf_array_length",
+    "read_gguf_metadata",
+    "read_header",
+    "read_metadata",
+]
 
 MIN_BYTES = 24
 """Length of the header: what is shorter is no GGUF file."""
@@ -69,6 +78,23 @@ class GgufCursor:
             return self._array()
         return self.scalar(self._code(kind))
 
+    def skip(self, kind: int) -> int | None:
+        """Passes a value of the type numbered `kind` without making it; the length of an array, else None."""
+        if kind != _ARRAY:
+            self.value(kind)
+            return None
+        of, count = self.scalar("I"), self.scalar("Q")
+        if of == _STRING:
+            data, end, read, at = self.data, len(self.data), struct.Struct("<Q").unpack_from, self.at
+            for _ in range(count):
+                if at + 8 > end:
+                    self.take(end + 1)
+                at += 8 + read(data, at)[0]
+            self.take(at - self.at)
+        else:
+            self.take(count * struct.calcsize("<" + self._code(of)))
+        return int(count)
+
     def _array(self) -> list[Any]:
         kind, count = self.scalar("I"), self.scalar("Q")
         if kind == _STRING:
@@ -121,8 +147,11 @@ def read_header(cursor: GgufCursor) -> tuple[int, int, int]:
     return version, cursor.scalar("Q"), cursor.scalar("Q")
 
 
-def read_metadata(cursor: GgufCursor, count: int) -> dict[str, Any]:
+def read_metadata(cursor: GgufCursor, count: int, *, skip_arrays: str | None = None) -> dict[str, Any]:
     """The entries behind the header.
+
+    Args:
+        skip_arrays: Arrays whose key begins with it are left out: who reads tensors has no use for a vocabulary.
 
     Raises:
         ModelLoadError: the file is damaged.
@@ -132,8 +161,29 @@ def read_metadata(cursor: GgufCursor, count: int) -> dict[str, Any]:
         key = cursor.string()
         if key in metadata:
             raise ModelLoadError(f"GGUF file {cursor.path}: metadata key {key!r} occurs twice; fetch the file again")
-        metadata[key] = cursor.value(cursor.scalar("I"))
+        kind = cursor.scalar("I")
+        if skip_arrays is not None and kind == _ARRAY and key.startswith(skip_arrays):
+            cursor.skip(kind)
+        else:
+            metadata[key] = cursor.value(kind)
     return metadata
+
+
+def read_gguf_array_length(path: str | Path, key: str) -> int | None:
+    """Number of elements of an array in the metadata, without reading it; None where there is no such array.
+
+    Raises:
+        ModelNotFoundError: there is no such file.
+        ModelLoadError: the file is damaged.
+    """
+    with _mapped(Path(path)) as cursor:
+        for _ in range(read_header(cursor)[2]):
+            found, kind = cursor.string(), cursor.scalar("I")
+            if found == key and kind == _ARRAY:
+                cursor.scalar("I")
+                return int(cursor.scalar("Q"))
+            cursor.skip(kind)
+    return None
 
 
 def read_gguf_metadata(path: str | Path, prefix: str = "") -> dict[str, Any]:
@@ -143,13 +193,18 @@ def read_gguf_metadata(path: str | Path, prefix: str = "") -> dict[str, Any]:
         ModelNotFoundError: there is no such file.
         ModelLoadError: the file is not a whole GGUF file of version 2 or 3.
     """
-    path = Path(path)
+    with _mapped(Path(path)) as cursor:
+        _, _, count = read_header(cursor)
+        metadata = read_metadata(cursor, count)
+    return {key: value for key, value in metadata.items() if key.startswith(prefix)}
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[GgufCursor]:
+    """A cursor at the beginning of the file."""
     if not path.is_file():
         raise ModelNotFoundError(f"there is no file {str(path)!r}; give the path of a .gguf file")
     if path.stat().st_size < MIN_BYTES:
         raise ModelLoadError(f"{path} holds {path.stat().st_size} bytes and is no GGUF file; fetch it again")
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        cursor = GgufCursor(path, data)
-        _, _, count = read_header(cursor)
-        metadata = read_metadata(cursor, count)
-    return {key: value for key, value in metadata.items() if key.startswith(prefix)}
+        yield GgufCursor(path, data)

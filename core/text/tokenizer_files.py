@@ -8,15 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from core.errors import ModelLoadError, ModelNotFoundError
-from core.text.gguf_metadata import read_gguf_metadata
+from core.text.gguf_metadata import read_gguf_array_length, read_gguf_metadata
 from core.text.gguf_tokenizer import END_OF_TURN_TEXTS, build_gguf_tokenizer, gguf_adds_bos
 from core.text.sentencepiece_model import read_sentencepiece_model
 from core.text.tokenizer import TokenizerInfo
 
-__all__ = ["read_any", "read_folder", "read_gguf"]
+__all__ = ["read_any", "read_folder", "read_gguf", "read_vocab_size"]
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _GGUF_NAMES = {
@@ -30,15 +31,59 @@ _GGUF_END_FIELDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 Source = tuple[tokenizers.Tokenizer, TokenizerInfo]
 
 
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _Vocabulary(msgspec.Struct):
+    vocab: dict[str, int]
+
+
+class _TokenizerJson(msgspec.Struct):
+    """The part of tokenizer.json that numbers tokens; the rest, merges above all, is passed over unread."""
+
+    model: _Vocabulary
+    added_tokens: list[_AddedToken] = []
+
+
 def read_any(path: Path) -> Source:
     """Backend and info of the tokenizer at `path`, a .gguf file or a folder."""
+    place = _place(path)
+    return read_gguf(place) if place.is_file() else read_folder(place)
+
+
+def read_vocab_size(path: Path) -> int | None:
+    """One above the highest token id of the tokenizer at `path`; None where only building it tells."""
+    place = _place(path)
+    if place.is_file():
+        return read_gguf_array_length(place, "tokenizer.ggml.tokens")
+    return _count_tokenizer_json(place)
+
+
+def _place(path: Path) -> Path:
+    """The .gguf file or the folder that holds the tokenizer of the model at `path`."""
     if path.is_file():
-        return read_gguf(path) if path.suffix == ".gguf" else read_folder(path.parent)
-    if (path / "tokenizer.json").is_file() or (path / "tokenizer.model").is_file():
-        return read_folder(path)
-    for file in sorted(path.glob("*.gguf")) if path.is_dir() else ():
-        return read_gguf(file)
-    return read_folder(path)
+        return path if path.suffix == ".gguf" else path.parent
+    if (path / "tokenizer.json").is_file() or (path / "tokenizer.model").is_file() or not path.is_dir():
+        return path
+    return next(iter(sorted(path.glob("*.gguf"))), path)
+
+
+def _count_tokenizer_json(folder: Path) -> int | None:
+    """As `read_vocab_size`; None where the configuration may add tokens, or the vocabulary is of an unusual form."""
+    try:
+        found = msgspec.json.decode((folder / "tokenizer.json").read_bytes(), type=_TokenizerJson)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    vocab, added = found.model.vocab, found.added_tokens
+    config = {**_read_json(folder / "special_tokens_map.json"), **_read_json(folder / "tokenizer_config.json")}
+    named = [_token_text(config[name]) for name in _NAMES if config.get(name)]
+    named += [_token_text(value) for value in config.get("additional_special_tokens") or ()]
+    named += [value["content"] for value in config.get("added_tokens_decoder", {}).values()]
+    if not {token.content for token in added}.union(vocab).issuperset(named):
+        return None
+    return 1 + max([*vocab.values(), *(token.id for token in added)], default=-1)
 
 
 def read_folder(path: Path) -> Source:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.errors import ModelLoadError, ModelNotFoundError
-from core.text.gguf_metadata import read_gguf_metadata
-from core.text.tokenizer import Tokenizer, load_tokenizer
+from core.text.gguf_metadata import read_gguf_array_length, read_gguf_metadata
+from core.text.tokenizer import Tokenizer, count_token_ids, load_tokenizer
 
 NAMES = ["gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2"]
 HOSTILE = "a</s><s><unk> <|im_end|><|im_start|><|eot_id|><|end|><|endoftext|><0x0A> 😶‍🌫️ e\u0301\n"
@@ -60,6 +60,10 @@ def test_plain_text_never_becomes_a_special_token_and_keeps_its_characters(file:
         assert tokenizer.decode(ids) == text
 
 
+def test_ids_are_counted_without_building_the_tokenizer(file: Path) -> None:
+    assert count_token_ids(file) == _load(file).vocab_size
+
+
 def test_model_facts_are_read(shared_data: Path) -> None:
     llama = _load(shared_data / "vocab" / "ggml-vocab-llama-bpe.gguf")
     assert llama.vocab_size == 128256
@@ -97,6 +101,12 @@ def test_metadata_values_of_every_kind(tmp_path: Path) -> None:
         "a.words": ["x", "yz"],
     }
     assert read_gguf_metadata(file)["b.other"] == -5
+    assert [read_gguf_array_length(file, key) for key in ("a.words", "a.list", "a.text", "a.none")] == [
+        2,
+        3,
+        None,
+        None,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -116,6 +126,8 @@ def test_damaged_files_are_load_errors(tmp_path: Path, content: bytes) -> None:
     file.write_bytes(content)
     with pytest.raises(ModelLoadError, match="GGUF"):
         read_gguf_metadata(file)
+    with pytest.raises(ModelLoadError, match="GGUF"):
+        read_gguf_array_length(file, "other")
 
 
 def test_a_gguf_file_without_a_known_tokenizer_names_the_remedy(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequestError, ModelLoadError
-from core.text.tokenizer import Tokenizer, load_tokenizer
+from core.text.tokenizer import Tokenizer, count_token_ids, load_tokenizer
 
 MakeTokenizer = Callable[..., Tokenizer]
 
@@ -195,6 +195,31 @@ def test_a_folder_with_explicit_flags(tmp_path: Path, chatml: Tokenizer) -> None
     assert tokenizer.is_special(264)
 
 
+@pytest.mark.parametrize(
+    "tokenizer_config",
+    [
+        {"eos_token": {"content": "<|im_end|>"}},
+        {"added_tokens_decoder": {"264": {"content": "<new>", "special": True}}},
+        {"pad_token": "<a pad of its own>"},
+        {"additional_special_tokens": ["<one>", "<two>"]},
+    ],
+)
+def test_ids_are_counted_as_the_built_tokenizer_has_them(
+    tmp_path: Path, chatml: Tokenizer, tokenizer_config: dict[str, object]
+) -> None:
+    folder = _write_folder(tmp_path, chatml, tokenizer_config=tokenizer_config)
+    assert count_token_ids(folder) == load_tokenizer(folder).vocab_size
+
+
+def test_an_empty_place_in_the_vocabulary_counts_as_an_id(tmp_path: Path, chatml: Tokenizer) -> None:
+    folder = _write_folder(tmp_path, chatml)
+    file = folder / "tokenizer.json"
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    raw["model"]["vocab"]["far"] = 5000
+    file.write_text(json.dumps(raw), encoding="utf-8")
+    assert count_token_ids(folder) == load_tokenizer(folder).vocab_size == 5001
+
+
 def test_a_template_file_wins_over_the_configuration(tmp_path: Path, chatml: Tokenizer) -> None:
     folder = _write_folder(tmp_path, chatml, tokenizer_config={"chat_template": "old"})
     (folder / "chat_template.jinja").write_text("new")
@@ -207,6 +232,8 @@ def test_damaged_folders_are_load_errors(tmp_path: Path, chatml: Tokenizer, name
     (folder / name).write_text("{")
     with pytest.raises(ModelLoadError, match="download it again"):
         load_tokenizer(folder)
+    with pytest.raises(ModelLoadError, match="download it again"):
+        count_token_ids(folder)
 
 
 def test_a_long_text_has_the_ids_of_its_parts_and_leaves_the_interpreter_to_other_threads(
