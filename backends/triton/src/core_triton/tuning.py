@@ -2,6 +2,7 @@
 
 A file has a table for `any` target, for a driver family ("cuda", "hip") and for single architectures ("sm_90"); each
 holds one table a shape class. The most specific one that has the class counts, whole: nothing is merged inside it.
+A table `interpreted` counts before all others where kernels run in the interpreter: its tests are small.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ class Tuning:
 
 def tunings(kernel: str, target: Target) -> dict[str, Tuning]:
     """Shape class to tuning of the file `tuning/<kernel>.toml` for that target."""
-    return _tunings(kernel, target.arch, target.family)
+    tables = ("any", target.family, target.arch, *(("interpreted",) if target.interpreted else ()))
+    return _tunings(kernel, tables)
 
 
 @functools.cache
-def _tunings(kernel: str, arch: str, family: str) -> dict[str, Tuning]:
-    tables = _load(kernel)
+def _tunings(kernel: str, tables: tuple[str, ...]) -> dict[str, Tuning]:
+    file = _load(kernel)
     classes: dict[str, Any] = {}
-    for table in ("any", family, arch):
-        classes |= tables.get(table, {})
-    assert classes, f"tuning/{kernel}.toml has nothing for {arch}"
+    for table in tables:
+        classes |= file.get(table, {})
+    assert classes, f"tuning/{kernel}.toml has nothing for {tables[-1]}"
     return {name: _tuning(entry) for name, entry in classes.items()}
 
 

@@ -9,7 +9,20 @@ import importlib
 
 __all__ = ["load"]
 
-_MODULES: tuple[str, ...] = ("activation", "embed", "linear", "norm")
+_MODULES: tuple[str, ...] = (
+    "activation",
+    "embed",
+    "linear",
+    "norm",
+    "experts",
+    "rejection",
+    "route",
+    "sampling",
+    "attention",
+    "kv_write",
+    "merge",
+    "rope",
+)
 """Modules of this package, each of which registers the kernels of its operations."""
 
 
