@@ -120,6 +120,14 @@ def downstream(session: nox.Session) -> None:
 
 
 @chore
+def accuracy(session: nox.Session) -> None:
+    """The accuracy gate: perplexity of each scheme beside that of its weights in float32; fails over a limit."""
+    _install(session, ALL, *TEST_TOOLS)
+    _run(session, "core", "pull", MODEL)
+    _run(session, "python", "benchmarks/accuracy.py", *session.posargs)
+
+
+@chore
 def mutants(session: nox.Session) -> None:
     """Plants one bug at a time, each up to its first finding; `-- --matrix docs/kill-matrix.md` runs all ids."""
     _install(session, ALL, *TEST_TOOLS)

@@ -3,7 +3,8 @@
 Parts of a weight [..., N, K] (experts lead with their own dim):
 
 - none: weight, in any float type.
-- int8: weight int8 [..., N, K], scale float32 [..., N, 1]. A linear of it quantizes its activations by `int8_row`.
+- int8: weight int8 [..., N, K], scale float32 [..., N, 1]. A linear of it quantizes its activations by `int8_row`, or
+  to the format that its Verdict declares where `LinearOp.quantize_activations` lets it choose.
 - fp8_tensor, fp8_channel: weight float8_e4m3fn [..., N, K], scale float32, broadcast to [..., 1, 1] or [..., N, 1].
 - fp8_block: weight float8_e4m3fn [..., N, K], scale [..., ceil(N / 128), ceil(K / 128)]: float32, bfloat16, or powers
   of two as float8_e8m0fnu or as their uint8 exponents (value 2^(e - 127)).

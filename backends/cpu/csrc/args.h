@@ -37,7 +37,7 @@ struct LinearArgs {
   int x_dtype = 0, y_dtype = 0;
   int64_t m = 0, x_stride = 0, y_stride = 0;
   bool invariant = false;  // a row's bits may not depend on the number of rows
-  bool int8_activations = false;  // GGUF blocks: x is rounded to int8, 32 values to a scale
+  bool int8_activations = false;  // GGUF and int8: x is rounded to int8, 32 values to a scale
 };
 
 struct EmbedArgs {

@@ -16,7 +16,7 @@ struct LinearPlan {
   int np;                // panels of a task
   int64_t num_panels, num_groups, num_chunks;
   void* a;               // packed activations
-  float* a_scale;        // [m], int8 only
+  float* a_scale;        // [m]; only where c is int32, of int8 weights against int8 rows
   float* a_sum;          // [k / kSub][mr] by tile, direct path only
   const char* data;
   int64_t panel_bytes;
@@ -133,7 +133,7 @@ CORE_INLINE void finish_panel(const LinearPlan& p, const void* c, int64_t m, int
   const LinearArgs& a = *p.args;
   int64_t n0 = panel * kPanel, count = min64(kPanel, a.w.n - n0);
   F v;
-  if (a.w.scheme == kWInt8) {
+  if (p.a_scale) {
     I sums = loadi(a.w.row_sum + n0);
     v = to_float(subi(loadi(c), shl<7>(sums)));
     v = mul(v, set1(p.a_scale[m]));

@@ -1,4 +1,4 @@
-// y = x W^T for block weights against activations in int8: 32 values of a row of x share a scale, their largest magnitude / 127.
+// y = x W^T for block and int8 weights against activations in int8: 32 values of a row of x share a scale, their largest magnitude / 127.
 // Products of a block are exact in int32; a row's block sums are added in float, k ascending, whatever the number of rows:
 //
 //   y = sum over blocks of  d_w * d_x * (sum q_w q_x)  +  minimum_w * d_x * (sum q_x)
@@ -75,10 +75,10 @@ static void quantize_range(void* context, int64_t begin, int64_t end) {
 }
 
 // What a block adds to a sum. One expression for all paths: a row's bits depend on it.
-template <bool MIN>
+template <class S>
 CORE_INLINE F block_sum(F acc, I dot, F d_w, F minimum, float d_x, float low) {
-  acc = fma(to_float(dot), mul(d_w, set1(d_x)), acc);
-  if constexpr (MIN) acc = fma(minimum, set1(low), acc);
+  acc = fma(to_float(dot), S::kHasScale ? mul(d_w, set1(d_x)) : set1(d_x), acc);
+  if constexpr (S::kHasMin) acc = fma(minimum, set1(low), acc);
   return acc;
 }
 
@@ -106,7 +106,7 @@ static void int8_direct(void* context, int64_t begin, int64_t end) {
           });
           F d = S::scale(b, j * kSubs + s), low = S::minimum(b, j * kSubs + s);
           CORE_UNROLL for (int m = 0; m < MR; m++)
-            acc[m] = block_sum<S::kHasMin>(acc[m], dot[m], d, low, bits_float(a[8 * MR + m]), bits_float(extra[MR + m]));
+            acc[m] = block_sum<S>(acc[m], dot[m], d, low, bits_float(a[8 * MR + m]), bits_float(extra[MR + m]));
         }
       }
     }
@@ -119,6 +119,12 @@ static void int8_direct(void* context, int64_t begin, int64_t end) {
 }
 
 // ------------------------------------------------------------------ many rows: each weight unpacked once a chunk of rows
+template <int QUADS, bool SCALE, bool MIN>
+struct UnpackedForm {
+  static constexpr int kQuads = QUADS;
+  static constexpr bool kHasScale = SCALE, kHasMin = MIN;
+};
+
 template <int QUADS>
 struct UnpackedBlock {
   float d[16], minimum[16];
@@ -134,17 +140,18 @@ CORE_INLINE void unpack_blocks(const char* panel, int64_t sub0, int64_t count, U
     int s = int(i % kSubs);
     constexpr int64_t kSubBytes = int64_t(sizeof(b)) / kSubs;
     prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBytes, kSubBytes);
-    store(out->d, S::scale(b, s));
+    if constexpr (S::kHasScale) store(out->d, S::scale(b, s));
     if constexpr (S::kHasMin) store(out->minimum, S::minimum(b, s));
     S::quads(b, s, [&](int g, I w) CORE_LAMBDA { storei(out->q[g], w); });
   }
 }
 
 // C [MR][NP * 16] (+)= activations * `count` blocks of 32 of NP unpacked panels that lie `ldb` sub-blocks apart.
-template <int QUADS, bool MIN, int MR>
-static __attribute__((noinline)) void int8_tile(const uint32_t* a, const UnpackedBlock<QUADS>* b, int64_t ldb,
+// `S` says only what the blocks have: schemes of one UnpackedForm share the code.
+template <class S, int MR>
+static __attribute__((noinline)) void int8_tile(const uint32_t* a, const UnpackedBlock<S::kQuads>* b, int64_t ldb,
                                                 int64_t count, float* c, bool first) {
-  constexpr int NP = kInt8Panels, kSubs = kActBlock / (4 * QUADS);
+  constexpr int NP = kInt8Panels, QUADS = S::kQuads, kSubs = kActBlock / (4 * QUADS);
   F acc[MR][NP];
   CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++)
     acc[m][p] = first ? zero() : load(c + (m * NP + p) * 16);
@@ -162,9 +169,9 @@ static __attribute__((noinline)) void int8_tile(const uint32_t* a, const Unpacke
         }
       }
       CORE_UNROLL for (int p = 0; p < NP; p++) {
-        F d = load(b[p * ldb + s].d), low = MIN ? load(b[p * ldb + s].minimum) : zero();
+        F d = S::kHasScale ? load(b[p * ldb + s].d) : zero(), low = S::kHasMin ? load(b[p * ldb + s].minimum) : zero();
         CORE_UNROLL for (int m = 0; m < MR; m++)
-          acc[m][p] = block_sum<MIN>(acc[m][p], dot[m][p], d, low, bits_float(a[8 * MR + m]), bits_float(extra[MR + m]));
+          acc[m][p] = block_sum<S>(acc[m][p], dot[m][p], d, low, bits_float(a[8 * MR + m]), bits_float(extra[MR + m]));
       }
     }
   }
@@ -175,17 +182,16 @@ static __attribute__((noinline)) void int8_tile(const uint32_t* a, const Unpacke
 template <int QUADS>
 using Int8Tile = void (*)(const uint32_t*, const UnpackedBlock<QUADS>*, int64_t, int64_t, float*, bool);
 
-template <int QUADS, bool MIN, int MR>
-constexpr Int8Tile<QUADS> tile_or_null() {
-  if constexpr (MR <= kInt8Rows) return int8_tile<QUADS, MIN, MR>;
+template <class U, int MR>
+constexpr Int8Tile<U::kQuads> tile_or_null() {
+  if constexpr (MR <= kInt8Rows) return int8_tile<U, MR>;
   else return nullptr;
 }
 
-template <int QUADS, bool MIN>
-CORE_INLINE Int8Tile<QUADS> pick_int8_tile(int64_t mr) {
-  static constexpr Int8Tile<QUADS> kTable[6] = {tile_or_null<QUADS, MIN, 1>(), tile_or_null<QUADS, MIN, 2>(),
-                                                tile_or_null<QUADS, MIN, 3>(), tile_or_null<QUADS, MIN, 4>(),
-                                                tile_or_null<QUADS, MIN, 5>(), tile_or_null<QUADS, MIN, 6>()};
+template <class U>
+CORE_INLINE Int8Tile<U::kQuads> pick_int8_tile(int64_t mr) {
+  static constexpr Int8Tile<U::kQuads> kTable[6] = {tile_or_null<U, 1>(), tile_or_null<U, 2>(), tile_or_null<U, 3>(),
+                                                    tile_or_null<U, 4>(), tile_or_null<U, 5>(), tile_or_null<U, 6>()};
   return kTable[mr - 1];
 }
 
@@ -216,7 +222,7 @@ static void int8_range(void* context, int64_t begin, int64_t end) {
         int64_t m0 = tile_start(p, t), mr = tile_start(p, t + 1) - m0;
         auto* a = static_cast<const uint32_t*>(p.a) + m0 * p.k_padded + k0 * act_dwords(int(mr), kSubs);
         float* c = scratch_.c + (m0 - row0) * NP * 16;
-        pick_int8_tile<kQuads, S::kHasMin>(mr)(a, scratch_.b, real == NP ? kLdb : 0, count, c, k0 == 0);
+        pick_int8_tile<UnpackedForm<kQuads, S::kHasScale, S::kHasMin>>(mr)(a, scratch_.b, real == NP ? kLdb : 0, count, c, k0 == 0);
       }
     }
     for (int64_t m = row0; m < tile_start(p, tile1); m++)
@@ -261,6 +267,7 @@ static bool run_int8(const LinearArgs& a) {
 
 static bool linear_int8(const LinearArgs& a) {
   switch (a.w.scheme) {
+    case kWInt8: return a.w.k % kActBlock == 0 && run_int8<SchemeInt8>(a);
     case kWQ8_0: return run_int8<SchemeQ8_0>(a);
     case kWQ4_0: return run_int8<SchemeQ4_0>(a);
     case kWQ4_1: return run_int8<SchemeQ4_1>(a);

@@ -103,10 +103,17 @@ CORE_INLINE I sixth_bits(I h) {
 struct SchemeQ8_0 {
   using Block = BlockQ8_0;
   static constexpr int kBlock = 32, kSub = 32, kOffset = 128;
-  static constexpr bool kHasMin = false;
+  static constexpr bool kHasMin = false, kHasScale = true;
   CORE_INLINE F scale(const Block& b, int) { return load_f16(b.d); }
   template <class B> CORE_INLINE F minimum(const B&, int) { return zero(); }
   template <class Fn> CORE_INLINE void each(const Block& b, int, Fn f) { each_q8(b.q, f); }
+  template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q8(b.q, f); }
+};
+struct BlockInt8 { uint32_t q[8][16]; };
+struct SchemeInt8 : SchemeQ8_0 {  // 32 columns of a weight whose rows have one scale each, which is applied at the end
+  using Block = BlockInt8;
+  static constexpr bool kHasScale = false;
+  CORE_INLINE F scale(const Block&, int) { return set1(1.f); }
   template <class Fn> CORE_INLINE void quads(const Block& b, int, Fn f) { quads_q8(b.q, f); }
 };
 struct SchemeQ4_0 : SchemeQ8_0 {
@@ -142,7 +149,7 @@ struct SchemeQ5_1 : SchemeQ4_1 {
 struct SchemeQ4_K {
   using Block = BlockQ4_K;
   static constexpr int kBlock = 256, kSub = 32, kOffset = 0;
-  static constexpr bool kHasMin = true;
+  static constexpr bool kHasMin = true, kHasScale = true;
   CORE_INLINE F scale(const Block& b, int s) { return mul(load_f16(b.d), to_float(load_u8(b.scale[s]))); }
   CORE_INLINE F minimum(const Block& b, int s) {
     return sub(zero(), mul(load_f16(b.dmin), to_float(load_u8(b.minimum[s]))));
@@ -153,7 +160,7 @@ struct SchemeQ4_K {
 struct SchemeQ5_K {
   using Block = BlockQ5_K;
   static constexpr int kBlock = 256, kSub = 32, kOffset = 0;
-  static constexpr bool kHasMin = true;
+  static constexpr bool kHasMin = true, kHasScale = true;
   CORE_INLINE F scale(const Block& b, int s) { return mul(load_f16(b.d), to_float(load_u8(b.scale[s]))); }
   CORE_INLINE F minimum(const Block& b, int s) {
     return sub(zero(), mul(load_f16(b.dmin), to_float(load_u8(b.minimum[s]))));
@@ -164,7 +171,7 @@ struct SchemeQ5_K {
 struct SchemeQ6_K {
   using Block = BlockQ6_K;
   static constexpr int kBlock = 256, kSub = 16, kOffset = 32;
-  static constexpr bool kHasMin = false;
+  static constexpr bool kHasMin = false, kHasScale = true;
   CORE_INLINE F scale(const Block& b, int s) { return mul(load_f16(b.d), to_float(load_i8(b.scale[s]))); }
   CORE_INLINE F minimum(const Block&, int) { return zero(); }
   template <class Fn> CORE_INLINE void each(const Block& b, int s, Fn f) {

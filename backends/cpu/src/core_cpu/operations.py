@@ -143,8 +143,9 @@ class Linear:
 
 
 def linear_activation_format(op: LinearOp) -> str | None:
-    """What the kernel rounds activations to; GGUF blocks alone have a kernel that does."""
-    return "int8_block32" if op.quantize_activations and op.scheme in GGUF_BLOCKS else None
+    """What the kernel rounds plain activations to, where it may choose."""
+    known = op.scheme in GGUF_BLOCKS or (op.scheme == "int8" and op.in_features % 32 == 0)
+    return "int8_block32" if op.quantize_activations and known else None
 
 
 class Embed:

@@ -149,7 +149,7 @@ def test_int8_products_are_exact(subject: Subject, dice: torch.Generator, varian
     subject.agree(op, out, exact, bound, "(whole activations) result", suspects=product_suspects(x.double(), weight))
 
 
-@check("L1/linear/rounded-activations", [f"{scheme}-bf16" for scheme in GGUF_BLOCKS])
+@check("L1/linear/rounded-activations", [f"{scheme}-bf16" for scheme in ("int8", *GGUF_BLOCKS)])
 def test_rounded_activations_are_those_that_the_verdict_declares(
     subject: Subject, dice: torch.Generator, variant: str
 ) -> None:
@@ -168,10 +168,12 @@ def test_rounded_activations_are_those_that_the_verdict_declares(
         act = x if packed.input_format is None else quantize_rows(x, packed.input_format)
         out = subject.bind(op)(LinearArgs(x=put_act(subject, act), weight=packed))
         weight = SCHEMES[scheme].dequantize(parts)
-        if form is None or not subject.is_native(op):
-            _compare(subject, op, out, _plain(act), weight, None)
-        else:
+        if form is not None and subject.is_native(op):
             _compare_rounded(subject, op, out, x, form, weight)
+        elif scheme == "int8":
+            _compare_int8(subject, op, out, x, parts)
+        else:
+            _compare(subject, op, out, _plain(act), weight, None)
 
 
 @check("L1/embed/scheme", [f"{scheme}-{dtype}" for scheme in SCHEME_NAMES for dtype in ("bf16", "fp32")])
