@@ -18,7 +18,7 @@ from core.layers import BuildContext
 from core.loader.checkpoint import open_checkpoint
 from core.loader.hub import resolve_model
 from core.models.registry import build_model
-from core.spec import BackendInfo, DeviceInfo
+from core.spec import BackendInfo, DeviceInfo, ModelSpec
 
 __all__ = ["DoctorReport", "OperationRow", "WeightRow", "report", "report_operations"]
 
@@ -111,6 +111,7 @@ def report(config: EngineConfig, arch: str = "") -> DoctorReport:
         binder = place.binder(config)
         ctx = build_context(config, binder, checkpoint, dry=True)
         model = build_model(checkpoint.config, ctx, plugins.list_models())
+        place.check_block_size(config, model.spec)
         rule = graph_rule(place.backend, binder.table, enforce_eager=config.enforce_eager)  # the sampler is in no graph
         _resolve_sampler(ctx, model.spec.vocab_size)
         choices = Counter((choice.stored, choice.scheme, choice.reason) for choice in model.weight_schemes())
@@ -152,6 +153,12 @@ class _Place:
 
     def binder(self, config: EngineConfig) -> Binder:
         return Binder(self.backend, self.info, self.device, block_size=config.cache.block_size or _ANY_BLOCK_SIZE)
+
+    def check_block_size(self, config: EngineConfig, spec: ModelSpec) -> None:
+        """Lets a backend refuse the blocks that the operator wants."""
+        for layer in dict.fromkeys(spec.layers):
+            if layer is not None and config.cache.block_size is not None:
+                self.backend.kv_layout(layer, config.cache.block_size)
 
     def report(
         self, model: str, what: str, dtype: str, binder: Binder, rule: GraphRule, weights: tuple[WeightRow, ...]

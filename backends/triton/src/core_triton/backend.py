@@ -18,6 +18,8 @@ from core.backend import (
     CommLimits,
     Communicator,
     Graph,
+    Kind,
+    KVLayout,
     KVSlab,
     MemoryInfo,
     OpenConfig,
@@ -28,7 +30,7 @@ from core.backend import (
     Verdict,
 )
 from core.backend.ops import OpSpec
-from core.spec import Capabilities, DeviceInfo
+from core.spec import Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_triton import interpreter, ops, registry, simulation
 from core_triton.gpu import Gpu
 from core_triton.probing import Found
@@ -41,6 +43,7 @@ logger = logging.getLogger("core_triton")
 
 BLOCK_SIZES = (16, 32, 64, 128)
 """Tokens a KV block that the kernels take."""
+_FP8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2})
 
 
 class TritonBackend(Backend):
@@ -88,13 +91,31 @@ class TritonBackend(Backend):
             known = ", ".join(simulation.archs(self.family))
             return Verdict.no(f"{device.arch} is none of the chips that the kernels are built for ({known})")
         _load_kernels(device.simulated)
-        return registry.verdict(op, target)
+        verdict = registry.verdict(op, target)
+        if verdict.kind is Kind.COMPOSITE and getattr(op, "kv_dtype", None) in _FP8:
+            # Nobody has such a cache without having asked for it: it is refused, and not made slow.
+            return Verdict.no(f"{verdict.reason}; choose another type of cache, or another device")
+        return verdict
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         if self._target is None:
             raise UnsupportedError(op.describe(), "the device is not open", "open it first")
         run = registry.bind(op, self._target)
         return run if self._gpu is None else self._gpu.guarded(run)
+
+    def kv_layout(self, spec: KVCacheSpec, block_size: int) -> KVLayout:
+        """The canonical layout, in which prefix caches and composites are at home.
+
+        Raises:
+            UnsupportedError: the kernels do not take such blocks.
+        """
+        if block_size not in BLOCK_SIZES:
+            raise UnsupportedError(
+                "kv_cache",
+                f"the kernels take blocks of {', '.join(map(str, BLOCK_SIZES))} tokens, not of {block_size}",
+                "give another --block-size, or none",
+            )
+        return super().kv_layout(spec, block_size)
 
     def memory(self) -> MemoryInfo:
         """On a simulated device the memory that it is said to have, so that the pool of KV blocks stays small."""
