@@ -22,14 +22,15 @@ def _first_word(seed, position, index, STREAM: tl.constexpr):
     c2 = tl.zeros_like(c1) + STREAM
     c3 = tl.zeros_like(c1)
     for _ in tl.static_range(10):
-        wide0 = c0.to(tl.uint64) * 0xD2511F53
-        wide1 = c2.to(tl.uint64) * 0xCD9E8D57
-        c0 = (wide1 >> 32).to(tl.uint32) ^ c1 ^ k0
-        c1 = wide1.to(tl.uint32)
-        c2 = (wide0 >> 32).to(tl.uint32) ^ c3 ^ k1
-        c3 = wide0.to(tl.uint32)
-        k0 = (k0.to(tl.uint64) + 0x9E3779B9).to(tl.uint32)
-        k1 = (k1.to(tl.uint64) + 0xBB67AE85).to(tl.uint32)
+        high0 = tl.umulhi(c0, 0xD2511F53)
+        high1 = tl.umulhi(c2, 0xCD9E8D57)
+        low0 = c0 * 0xD2511F53
+        c0 = high1 ^ c1 ^ k0
+        c1 = c2 * 0xCD9E8D57
+        c2 = high0 ^ c3 ^ k1
+        c3 = low0
+        k0 += 0x9E3779B9
+        k1 += 0xBB67AE85
     return c0
 
 

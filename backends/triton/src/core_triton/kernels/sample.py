@@ -25,51 +25,31 @@ def _value(key):
 
 
 @triton.jit
-def _masses(logits, vocab, heat, largest, a, b, c, PROBS: tl.constexpr, BLOCK: tl.constexpr):
-    """What lies above each of three keys: how many tokens, or the sum of exp(z - largest)."""
-    above_a = 0.0
-    above_b = 0.0
-    above_c = 0.0
-    for begin in range(0, vocab, BLOCK):
-        ids = begin + tl.arange(0, BLOCK)
-        z = tl.load(logits + ids, mask=ids < vocab, other=float("-inf")) / heat
-        key = _key(z)
-        weight = tl.exp(z - largest) if PROBS else tl.where(ids < vocab, 1.0, 0.0)
-        above_a += tl.sum(tl.where(key > a, weight, 0.0), axis=0)
-        above_b += tl.sum(tl.where(key > b, weight, 0.0), axis=0)
-        above_c += tl.sum(tl.where(key > c, weight, 0.0), axis=0)
-    return above_a, above_b, above_c
-
-
-@triton.jit
-def _least_key(logits, vocab, heat, largest, low, high, target, PROBS: tl.constexpr, BLOCK: tl.constexpr):
+def _least_key(
+    logits, vocab, heat, largest, low, high, target, PROBS: tl.constexpr, BLOCK: tl.constexpr, CUTS: tl.constexpr
+):
     """(The least key in [low, high] above which less than `target` lies, what lies above it).
 
-    A range of keys is cut in four by each reading of the row.
+    What lies above a key is how many tokens have a larger one, or with PROBS the sum of their exp(z - largest). Nothing
+    lies above `high`. Each reading of the row cuts the range of keys in CUTS.
     """
-    low = low.to(tl.int64)
-    high = high.to(tl.int64)
-    while low < high:
-        span = high - low
-        a = low + span // 4
-        b = low + span // 2
-        c = low + span // 4 + span // 2
-        above_a, above_b, above_c = _masses(
-            logits, vocab, heat, largest, a.to(tl.int32), b.to(tl.int32), c.to(tl.int32), PROBS, BLOCK
-        )
-        if above_a < target:
-            high = a
-        elif above_b < target:
-            low = a + 1
-            high = b
-        elif above_c < target:
-            low = b + 1
-            high = c
-        else:
-            low = c + 1
-    key = low.to(tl.int32)
-    mass, _second, _third = _masses(logits, vocab, heat, largest, key, key, key, PROBS, BLOCK)
-    return key, mass
+    first = low.to(tl.int64)
+    last = high.to(tl.int64)
+    above = 0.0
+    share = tl.arange(0, CUTS).to(tl.int64) + 1
+    while first < last:
+        cuts = first + (last - first) * share // CUTS
+        keys = cuts.to(tl.int32)
+        mass = tl.zeros((CUTS,), tl.float32)
+        for begin in range(0, vocab, BLOCK):
+            ids = begin + tl.arange(0, BLOCK)
+            z = tl.load(logits + ids, mask=ids < vocab, other=float("-inf")) / heat
+            weight = tl.exp(z - largest) if PROBS else tl.where(ids < vocab, 1.0, 0.0)
+            mass += tl.sum(tl.where(_key(z)[None, :] > keys[:, None], weight[None, :], 0.0), axis=1)
+        first = tl.maximum(first, tl.max(tl.where(mass < target, first, cuts + 1), axis=0))
+        last = tl.min(tl.where(mass < target, cuts, last), axis=0)
+        above = tl.max(tl.where(mass < target, mass, 0.0), axis=0)
+    return last.to(tl.int32), above
 
 
 @triton.jit
@@ -87,6 +67,7 @@ def threshold_kernel(
     HAS_TOP_P: tl.constexpr,
     HAS_MIN_P: tl.constexpr,
     BLOCK: tl.constexpr,
+    CUTS: tl.constexpr,
 ):
     """For each row the key above which all tokens are kept, and the last id that is kept of those with the key itself.
 
@@ -110,25 +91,26 @@ def threshold_kernel(
     if HAS_TOP_K:
         k = tl.load(top_k + row)
         if (k > 0) & (k < vocab):
-            low, above = _least_key(logits, vocab, heat, largest, low, top, k.to(tl.float32), False, BLOCK)
+            low, above = _least_key(logits, vocab, heat, largest, low, top, k.to(tl.float32), False, BLOCK, CUTS)
             ties = k.to(tl.float32) - above
     if HAS_TOP_P:
         p = tl.load(top_p + row)
         if p < 1:
-            total, _second, _third = _masses(logits, vocab, heat, largest, low, low, low, True, BLOCK)
-            floor = tl.exp(_value(low) - largest)
+            # All that the first filter keeps: what is above its key, and its share of those with the key itself.
+            total = 0.0
             equal = 0.0
             for begin in range(0, vocab, BLOCK):
                 ids = begin + tl.arange(0, BLOCK)
                 z = tl.load(logits + ids, mask=ids < vocab, other=float("-inf")) / heat
-                equal += tl.sum(tl.where((_key(z) == low) & (ids < vocab), 1.0, 0.0), axis=0)
-            total += tl.minimum(ties, equal) * floor
+                key = _key(z)
+                total += tl.sum(tl.where(key > low, tl.exp(z - largest), 0.0), axis=0)
+                equal += tl.sum(tl.where((key == low) & (ids < vocab), 1.0, 0.0), axis=0)
+            total += tl.minimum(ties, equal) * tl.exp(_value(low) - largest)
             wanted = tl.maximum(p * total, 1e-30)
-            key, above = _least_key(logits, vocab, heat, largest, low, top, wanted, True, BLOCK)
-            each = tl.exp(_value(key) - largest)
-            needed = tl.maximum(tl.ceil((wanted - above) / each), 1.0)
-            ties = tl.where(key == low, tl.minimum(needed, ties), needed)
-            low = key
+            edge, above = _least_key(logits, vocab, heat, largest, low, top, wanted, True, BLOCK, CUTS)
+            needed = tl.maximum(tl.ceil((wanted - above) / tl.exp(_value(edge) - largest)), 1.0)
+            ties = tl.where(edge == low, tl.minimum(needed, ties), needed)
+            low = edge
     if HAS_MIN_P:
         # In falling order it only cuts the tail: a key alone says where.
         share = tl.load(min_p + row)

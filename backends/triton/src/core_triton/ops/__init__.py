@@ -21,7 +21,14 @@ _MODULES: tuple[str, ...] = (
     "attention",
     "kv_write",
     "merge",
+    "blocks",
+    "conv1d",
+    "gated_delta",
+    "index_topk",
+    "mla",
+    "mla_prolog",
     "rope",
+    "ssd",
 )
 """Modules of this package, each of which registers the kernels of its operations."""
 

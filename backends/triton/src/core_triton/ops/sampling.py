@@ -52,7 +52,7 @@ def _bind_sample(op: SampleOp, target: Target) -> Callable[[SampleArgs], Tensor]
             threshold_kernel[(rows,)](
                 logits, args.temperature, *filters, keys, last_ties, op.vocab_size, logits.stride(0),
                 HAS_TOP_K=op.has("top_k"), HAS_TOP_P=op.has("top_p"), HAS_MIN_P=op.has("min_p"),
-                BLOCK=scan["BLOCK"], num_warps=scan.num_warps,
+                BLOCK=scan["BLOCK"], CUTS=scan["CUTS"], num_warps=scan.num_warps,
             )  # fmt: skip
         draw_kernel[(rows, blocks)](
             logits, args.temperature, args.seeds, args.positions, keys, last_ties, best_scores, best_ids,
@@ -111,7 +111,7 @@ def _sample_builds(target: Target) -> Iterator[Build]:
             "logits": "*fp32", "temperature": "*fp32", "top_k": "*i32", "top_p": "*fp32", "min_p": "*fp32",
             "keys": "*i32", "last_ties": "*i32", "vocab": "i32", "logits_stride": "i32",
         },
-        constexprs={"HAS_TOP_K": True, "HAS_TOP_P": True, "HAS_MIN_P": True, "BLOCK": scan["BLOCK"]},
+        constexprs={"HAS_TOP_K": True, "HAS_TOP_P": True, "HAS_MIN_P": True, **scan.sizes},
         num_warps=scan.num_warps,
         divisible=("logits", "vocab", "logits_stride"),
     )  # fmt: skip
