@@ -1,0 +1,1 @@
+"""The operations that torch_npu has a call for: one file for each part of a model."""
