@@ -3,6 +3,7 @@ the first token of 16 clients that share a prefix of 1,000 tokens which is known
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -12,13 +13,14 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from engines import EngineFailedError, vllm_environment
 from process_memory import resident_bytes
 
-__all__ = ["SERVED_TESTS", "ServerCommand", "measure_server", "server_commands"]
+__all__ = ["SERVED_TESTS", "RunningServer", "ServerCommand", "measure_server", "running", "server_commands"]
 
 SERVED_TESTS = ("ready_s", "resident_gb", "prefix_ttft_s")
 READY_TIMEOUT_S = 300
@@ -60,8 +62,24 @@ def server_commands(
     return found
 
 
-def measure_server(server: ServerCommand) -> dict[str, float]:
-    """Starts the server, measures, and ends it: a figure for each of SERVED_TESTS.
+@dataclass(frozen=True)
+class RunningServer:
+    """A server that takes requests.
+
+    Args:
+        url: Without a path.
+        pid: Of the process that was started; others may live below it.
+        ready_s: Seconds from the command to ready.
+    """
+
+    url: str
+    pid: int
+    ready_s: float
+
+
+@contextlib.contextmanager
+def running(server: ServerCommand) -> Iterator[RunningServer]:
+    """Starts a server, and ends it and all that it started.
 
     Raises:
         EngineFailedError: it ended, or was not ready in time.
@@ -77,11 +95,20 @@ def measure_server(server: ServerCommand) -> dict[str, float]:
     )
     try:
         _await_ready(process, f"http://127.0.0.1:{port}{server.path}", server.name)
-        ready = time.perf_counter() - begin
-        ttft = _shared_prefix(f"http://127.0.0.1:{port}")
-        return dict(zip(SERVED_TESTS, (ready, resident_bytes(process.pid) / 1e9, ttft), strict=True))
+        yield RunningServer(f"http://127.0.0.1:{port}", process.pid, time.perf_counter() - begin)
     finally:
         _end(process)
+
+
+def measure_server(server: ServerCommand) -> dict[str, float]:
+    """A figure for each of SERVED_TESTS.
+
+    Raises:
+        EngineFailedError: the server could not be measured.
+    """
+    with running(server) as found:
+        ttft = _shared_prefix(found.url)
+        return dict(zip(SERVED_TESTS, (found.ready_s, resident_bytes(found.pid) / 1e9, ttft), strict=True))
 
 
 def _await_ready(process: subprocess.Popen[bytes], url: str, name: str) -> None:

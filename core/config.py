@@ -45,6 +45,9 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a prompt may be computed over several steps (`--enable-chunked-prefill`)."""
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in a step that also serves others; 0 takes half the budget."""
+    max_step_stretch: float | None = None
+    """How many times as long prompts may make a step that also generates, by what steps were measured to take; 0 sets
+    no bound, None is 2 for a server and no bound offline (`--max-step-stretch`)."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     """What happens to the blocks of a preempted request (`--preemption-mode`)."""
@@ -61,6 +64,11 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("--max-num-queued-reqs", self.max_num_queued_reqs, 0, MAX_INT64)
         _check_range("num_spec_tokens", self.num_spec_tokens, 0, MAX_RUNNING)
         _check_range("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, MAX_INT32)
+        if self.max_step_stretch is not None and not (self.max_step_stretch == 0 or 1.2 <= self.max_step_stretch < 1e6):
+            raise ConfigError(
+                f"--max-step-stretch must be 0 or at least 1.2, got {self.max_step_stretch}; 2 lets a step with "
+                "prompts take twice as long"
+            )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens} is below --max-model-len {self.max_model_len} "

@@ -136,6 +136,13 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         text="Most tokens of one prompt in a step that also serves others; 0 takes half the budget.",
     ),
     Flag(
+        field=_SCHEDULER + "max_step_stretch",
+        names=("--max-step-stretch",),
+        kind=float,
+        text="How many times as long prompts may make a step that also generates, as measured; 0 sets no bound.",
+        default="2 for a server, 0 offline",
+    ),
+    Flag(
         field=_SCHEDULER + "scheduling_policy",
         names=("--scheduling-policy",),
         kind=Literal["fcfs", "priority"],

@@ -10,6 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from core.config import EngineConfig
 from core.engine.build import choose_device, load_tokenizer
 from core.engine.health import EngineEvent, EngineHealth, RestartPolicy
@@ -26,6 +28,8 @@ __all__ = ["AsyncEngine"]
 
 LONG_INPUT = 16_384
 """Characters and ids of a request from which on it is processed in a thread, so that the streams of others go on."""
+SERVED_STEP_STRETCH = 2.0
+"""How many times as long prompts may make a step of a server unless the operator says so."""
 STOP_TIMEOUT_S = 10.0
 """Seconds that a process has to end when asked to; it is killed then."""
 
@@ -99,6 +103,9 @@ class AsyncEngine:
         Raises:
             CoreError: the very error that the engine could not be built for.
         """
+        if config.scheduler.max_step_stretch is None:
+            scheduler = msgspec.structs.replace(config.scheduler, max_step_stretch=SERVED_STEP_STRETCH)
+            config = msgspec.structs.replace(config, scheduler=scheduler)
         env: Mapping[str, str] = {}
         if runner_factory is None:
             config, env = await asyncio.to_thread(choose_device, config)

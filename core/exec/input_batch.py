@@ -159,12 +159,17 @@ class InputBatch:
         return self._tokens[state.row, :position]
 
     def prepare(
-        self, scheduled: Sequence[ScheduledRequest], put: Callable[[StepArrays], Batch] | None = None
+        self,
+        scheduled: Sequence[ScheduledRequest],
+        put: Callable[[StepArrays], Batch] | None = None,
+        *,
+        spread: bool = False,
     ) -> StepInputs:
         """The batch of a step. Draft tokens are written behind the known ones first.
 
         Args:
             put: Brings the step's arrays into the storage of a recorded step; None makes tensors for this step.
+            spread: Whether each token becomes a row of the batch, as if it were a request of its own.
         """
         states = [self._states[entry.request_id] for entry in scheduled]
         for state, entry in zip(states, scheduled, strict=True):
@@ -177,12 +182,18 @@ class InputBatch:
         token_ids, pending = self._token_ids(states, scheduled, rows, owner, positions)
         sample_tokens = _sample_tokens(scheduled, starts)
         seq_lens = computed + counts
-        tables, slots = self._blocks(rows, owner, positions, computed, seq_lens)
+        if spread and len(positions) != len(counts):
+            seq_lens, row_starts = positions + 1, self._iota[: len(positions) + 1]
+            counts = np.ones(len(positions), dtype=np.int32)
+            tables, slots = self._blocks(rows[owner], row_starts[:-1], positions, positions, seq_lens)
+        else:
+            row_starts = starts
+            tables, slots = self._blocks(rows, owner, positions, computed, seq_lens)
         arrays = StepArrays(
             token_ids=token_ids,
             positions=positions,
             counts=counts,
-            starts=starts,
+            starts=row_starts,
             seq_lens=seq_lens,
             tables=tables,
             slots=slots,

@@ -188,7 +188,8 @@ class ModelRunner:
             self._take_up(output)
             recorded = self._match(output.scheduled)
             put = None if recorded is None else recorded.put
-            inputs = self._inputs.prepare(output.scheduled, put) if output.scheduled else None
+            spread = recorded is not None and recorded.buffers.query_len == 1
+            inputs = self._inputs.prepare(output.scheduled, put, spread=spread) if output.scheduled else None
         if inputs is None:
             return StepResult(step_id=output.step_id)
         step = self._forward(output.step_id, inputs, recorded)
@@ -278,16 +279,16 @@ class ModelRunner:
         return self._model.logits(hidden)[:, : self._model.spec.vocab_size]
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> dict[str, tuple[int, list[PositionLogprobs]]]:
-        found = {}
-        starts = inputs.batch.query_start_loc_host
-        for index, (state, entry) in enumerate(zip(inputs.states, inputs.scheduled, strict=True)):
+        found, stop = {}, 0
+        for state, entry in zip(inputs.states, inputs.scheduled, strict=True):
+            start, stop = stop, stop + entry.num_scheduled_tokens
             count = state.params.prompt_logprobs
             if count is None:
                 continue
             first = entry.num_computed_tokens + 1
             end = min(entry.num_computed_tokens + entry.num_scheduled_tokens + 1, state.num_prompt_tokens)
             if first < end:
-                rows = hidden[starts[index] : starts[index] + end - first]
+                rows = hidden[start : start + end - first]
                 tokens = self._inputs.tokens(state)[first:end]
                 found[state.request_id] = (first, self._score(rows, tokens.astype(np.int64), count))
         return found

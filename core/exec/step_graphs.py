@@ -23,6 +23,10 @@ logger = logging.getLogger("core.exec")
 
 MAX_GRAPH_REQS = 512
 """Requests of the largest recorded step: above it computing takes so long that the host keeps up."""
+MAX_SPREAD_TOKENS = 48
+"""Tokens of chunks that run as rows of a recorded step: with more of them a step's work hides its calls."""
+MAX_SPREAD_PAIRS = 32 * 1024
+"""Keys that those rows read in all: above it reading them once for the whole chunk is faster."""
 _ORDER = (Capture.ANY, Capture.UNIFORM, Capture.SINGLE, Capture.NEVER)
 
 
@@ -150,9 +154,12 @@ class StepGraphs:
         buffers = self._buffers.get(query_len)
         if buffers is None or width > buffers.table_width:
             return None
+        num_rows = len(scheduled)
         if any(entry.num_scheduled_tokens != query_len for entry in scheduled):
-            return None
-        size = padded_size(len(scheduled), self._max_num_reqs)
+            if query_len != 1 or not _may_spread(scheduled):
+                return None
+            num_rows = sum(entry.num_scheduled_tokens for entry in scheduled)
+        size = padded_size(num_rows, self._max_num_reqs)
         if size is None:
             return None
         step = self._steps.get((query_len, size))
@@ -201,6 +208,20 @@ class StepGraphs:
         """The same padded step, run as it is."""
         plans = [self._backend.plan(step.batch, spec) for spec in self._group_specs]
         return self._model.forward(step.batch, self.layer_plans(plans), self._caches)
+
+
+def _may_spread(scheduled: Sequence[ScheduledRequest]) -> bool:
+    """Whether a step of single tokens and of small chunks may run with each token of a chunk as a row of its own.
+
+    The token at position p attends to p + 1 keys, which is what a request of one token with as many keys does; all
+    keys of a step are written before any is read. Each row reads its keys anew, so only few of them pay.
+    """
+    chunks = [entry for entry in scheduled if entry.num_scheduled_tokens > 1]
+    if any(entry.draft_token_ids for entry in chunks):
+        return False
+    num_tokens = sum(entry.num_scheduled_tokens for entry in chunks)
+    num_pairs = sum(e.num_scheduled_tokens * (e.num_computed_tokens + e.num_scheduled_tokens) for e in chunks)
+    return num_tokens <= MAX_SPREAD_TOKENS and num_pairs <= MAX_SPREAD_PAIRS
 
 
 def _fits(capture: Capture, query_len: int) -> bool:

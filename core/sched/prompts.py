@@ -8,6 +8,7 @@ from core.config import SchedulerConfig
 from core.kv import KVCacheManager, PrefixHit
 from core.outputs import EngineStats
 from core.request import Request, RequestStatus
+from core.sched.chunk_bound import SHORT_PROMPT, ChunkBound
 from core.sched.registry import RequestRegistry
 from core.sched.running import RunningRequests
 from core.sched.step import StepBuilder
@@ -28,6 +29,7 @@ class Prompts:
         running: Grows requests that run.
         stats: Counters to keep.
         clock: Seconds since the epoch.
+        bound: What prompts may cost those that generate; None where that is nobody's concern.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Prompts:
         running: RunningRequests,
         stats: EngineStats,
         clock: Callable[[], float],
+        bound: ChunkBound | None = None,
     ) -> None:
+        self._bound = bound if config.enable_chunked_prefill else None
         self._chunked = config.enable_chunked_prefill
         self._kv = kv
         self._registry = registry
@@ -53,9 +57,12 @@ class Prompts:
         """Fills the rest of the step."""
         num_waiting = len(self._registry.waiting) if len(self._registry.running) < self._max_running else 0
         step.contended = len(step.prompts) + num_waiting > 1
+        if self._bound is not None and (step.prompts or num_waiting):
+            start = step.prompts[0].num_computed_tokens if step.prompts else 0
+            step.bound, step.lenient = self._bound.num_tokens(step.num_shares, start), self._bound.lenient
         deferred = []
         for request in list(step.prompts):
-            if step.has_long and self._is_long(_remaining(request)):
+            if step.has_long and self._is_long(_remaining(request), step):
                 deferred.append(request)
             else:
                 self._grow(request, step)
@@ -75,18 +82,22 @@ class Prompts:
         if num_tokens:
             self._running.grow(request, step, num_tokens)
 
-    def _is_long(self, remaining: int) -> bool:
-        return self._chunked and remaining > self._long_threshold
+    def _is_long(self, remaining: int, step: StepBuilder) -> bool:
+        threshold = self._long_threshold
+        if step.bound is not None and not (step.lenient and remaining <= SHORT_PROMPT):
+            threshold = min(threshold, step.bound)
+        return self._chunked and remaining > threshold
 
     def _chunk(self, remaining: int, step: StepBuilder) -> int:
         """Tokens of a prompt to compute in this step; 0 where the budget forbids any."""
         if not self._chunked:
             return remaining if remaining <= step.budget else 0
-        limit = step.budget
-        if self._is_long(remaining):
+        limit = max(step.prompt_room(short=remaining <= SHORT_PROMPT), 0)
+        if self._is_long(remaining, step):
             step.has_long = True
             if step.contended:
-                limit = min(limit, self._long_threshold, (step.prompt_budget + 1) // 2)
+                wanted = step.prompt_budget if step.bound is None else min(step.prompt_budget, step.bound)
+                limit = min(limit, self._long_threshold, (wanted + 1) // 2)
         return min(remaining, limit)
 
     def _admit(self, step: StepBuilder, *, more_long: bool) -> None:
@@ -96,19 +107,22 @@ class Prompts:
         """
         started: list[Request] = []
         for request in self._registry.waiting:
-            if step.budget <= 0 or step.lacks_blocks or len(self._registry.running) >= self._max_running:
+            if step.prompt_room(short=True) <= 0 or step.lacks_blocks or self._is_full():
                 break
             if request.num_pending_tokens:
                 continue  # what it sampled before it was preempted is on its way
             hit = None if request.status is RequestStatus.SWAPPED else self._kv.get_computed_blocks(request)
             remaining = request.num_tokens - (request.num_computed_tokens if hit is None else hit.num_tokens)
-            if step.has_long and not more_long and self._is_long(remaining):
+            if step.has_long and not more_long and self._is_long(remaining, step):
                 continue
             if not self._start(request, hit, self._chunk(remaining, step), step):
                 break
             started.append(request)
         for request in started:
             self._registry.waiting.remove(request)
+
+    def _is_full(self) -> bool:
+        return len(self._registry.running) >= self._max_running
 
     def _start(self, request: Request, hit: PrefixHit | None, num_tokens: int, step: StepBuilder) -> bool:
         """Starts or resumes a request with up to `num_tokens` tokens; False, and nothing changed, if it must wait."""

@@ -14,6 +14,7 @@ from core.kv import KVCacheManager
 from core.outputs import EngineOutput, EngineStats, FinishReason
 from core.request import EngineRequest, Request, RequestStatus
 from core.sched.admission import check_lengths, check_queue
+from core.sched.chunk_bound import ChunkBound
 from core.sched.output import ModelRunnerOutput, SchedulerOutput
 from core.sched.prompts import Prompts
 from core.sched.queue import order_key
@@ -41,16 +42,25 @@ class Scheduler:
         config: Bounds and policy.
         kv: The KV cache's books; used by this scheduler alone.
         clock: Seconds since the epoch.
+        timer: Seconds from anywhere, to measure steps with.
     """
 
-    def __init__(self, config: SchedulerConfig, kv: KVCacheManager, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVCacheManager,
+        *,
+        clock: Callable[[], float] = time.time,
+        timer: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.config = config
         self.kv = kv
         self._capacity = kv.capacity_tokens(whole=not config.enable_chunked_prefill)
         self._stats = EngineStats()
         self._registry = RequestRegistry(order_key(config.scheduling_policy))
         self._running = RunningRequests(config, kv, self._registry, self._stats)
-        self._prompts = Prompts(config, kv, self._registry, self._running, self._stats, clock)
+        self._bound = ChunkBound(config.max_step_stretch, timer) if config.max_step_stretch else None
+        self._prompts = Prompts(config, kv, self._registry, self._running, self._stats, clock, self._bound)
         self._report = StepReport(kv, self._finish)
         self._in_flight: deque[tuple[SchedulerOutput, list[Share]]] = deque()
         self._next_step_id = 0
@@ -113,6 +123,8 @@ class Scheduler:
         self._next_step_id += not output.empty
         if shares:
             self._in_flight.append((output, shares))
+            if self._bound is not None:
+                self._bound.scheduled(output, step.bound)
             self._stats.num_steps += 1
             self._stats.iteration_tokens = output.num_scheduled_tokens
         return output
@@ -128,6 +140,8 @@ class Scheduler:
         assert result.step_id == output.step_id, f"the result of step {result.step_id} for step {output.step_id}"
         if not output.scheduled:
             return []
+        if self._bound is not None:
+            self._bound.reported(output)
         lost = self._give_up_before(output)
         _, shares = self._in_flight.popleft()
         take = self._report.take

@@ -33,9 +33,24 @@ class StepBuilder:
         """Whether several requests want that budget."""
         self.has_long = False
         """Whether a long prompt has got its share."""
+        self.bound: int | None = None
+        """Tokens of prompts that the step may hold for the sake of those that generate; None for any number."""
+        self.lenient = False
+        """Whether short prompts may pass that bound."""
         self.lacks_blocks = False
         """Whether a request was preempted because the pool ran out."""
         self._shares: dict[str, Share] = {}
+
+    @property
+    def num_shares(self) -> int:
+        """Requests that have a share of the step."""
+        return len(self._shares)
+
+    def prompt_room(self, *, short: bool) -> int:
+        """Tokens that prompts may still take; `short` ones may pass the bound in a lenient step."""
+        if self.bound is None or (short and self.lenient):
+            return self.budget
+        return min(self.budget, self.bound - (self.prompt_budget - self.budget))
 
     def add(
         self,

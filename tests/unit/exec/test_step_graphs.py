@@ -71,6 +71,32 @@ def test_tokens_are_those_of_eager_steps(
     assert "no graphs (--enforce-eager)" in eager.runner.resolved
 
 
+@pytest.mark.parametrize("model", ["llama", "gemma"])
+def test_small_chunks_beside_single_tokens_are_replayed_as_rows(
+    device: OpenedDevice, model: str, make_rig: MakeRig, request: pytest.FixtureRequest
+) -> None:
+    """A stream runs while prompts come in chunks of at most 7 tokens, one of them scored."""
+    folder, told = request.getfixturevalue(model), []
+    for eager in (False, True):
+        rig = make_rig(
+            folder, device=_open(device[1].name), enforce_eager=eager, max_num_batched_tokens=8, async_scheduling=False
+        )
+        ids = [rig.start(prompt, max_tokens=40, ignore_eos=True) for prompt in _prompts(1)]
+        for _ in range(10):
+            rig.engine.step()
+        before = rig.runner.graphs.num_replays
+        ids += [
+            rig.start(prompt, max_tokens=4, ignore_eos=True, prompt_logprobs=0 if index else None)
+            for index, prompt in enumerate(_prompts(3, seed=2))
+        ]
+        news = rig.finish()
+        told.append([[token for output in news[i] for token in output.new_token_ids] for i in ids])
+        if not eager:
+            assert rig.runner.graphs.num_replays - before > 12  # every step that holds the stream
+            assert 8 in {size for _, size in rig.runner.graphs.sizes}
+    assert told[0] == told[1]
+
+
 def test_each_size_is_recorded_once_and_serves_smaller_batches(
     device: OpenedDevice, llama: Path, make_rig: MakeRig
 ) -> None:
