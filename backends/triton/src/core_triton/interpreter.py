@@ -57,6 +57,7 @@ def install() -> None:
         )
     repairs = importlib.import_module("core_triton.interpreted")
     repairs.repair(runtime)
+    importlib.import_module("core_triton.interpreted_types").share_types(runtime, language.core)
     _patch_language_once(runtime, language)
     runtime.InterpretedFunction.run = _run
     runtime.InterpretedFunction.__call__ = _call_device_function
