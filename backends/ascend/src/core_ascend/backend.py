@@ -110,8 +110,7 @@ class AscendBackend(Backend):
 
     def pack(self, source: WeightSource, scheme: Scheme, role: Role, dtype: torch.dtype) -> Packed:
         """Transposed, and in fractals for linear layers; embeddings, and schemes without a call, as they are."""
-        dense = scheme.name == "none"
-        if role in ("embedding", "tied") or not (dense or scheme.name in weights.KERNEL_SCHEMES):
+        if role in ("embedding", "tied") or not weights.has_call(scheme.name, dtype, self._chip()):
             return super().pack(source, scheme, role, dtype)
         return weights.pack(source, scheme.name, role, dtype, self.device)
 

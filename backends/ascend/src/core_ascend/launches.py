@@ -22,7 +22,8 @@ _log = _Log()
 @contextmanager
 def recorded() -> Iterator[list[HostLists]]:
     """Collects the calls of this thread, in their order, while a step is captured."""
-    _log.calls = calls = []
+    calls: list[HostLists] = []
+    _log.calls = calls
     try:
         yield calls
     finally:

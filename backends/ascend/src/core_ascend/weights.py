@@ -7,17 +7,26 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from core.backend import Packed, WeightSource
+from core.backend import Packed, WeightSource, torch_dtype
+from core_ascend.chips import Chip
 from core_ascend.limits import MAX_INNER
 from core_ascend.vendor import FRACTAL_NZ, PLAIN, npu
 
-__all__ = ["KERNEL_SCHEMES", "AscendPacked", "pack"]
+__all__ = ["KERNEL_SCHEMES", "AscendPacked", "has_call", "pack"]
 
 KERNEL_SCHEMES = ("int8", "int4_group")
 """Schemes that stay quantized in memory."""
 
 _PART = 65408
 """Rows of a part of a weight that is too wide: the largest multiple of 128 below the bound."""
+
+
+def has_call(scheme: str, dtype: torch.dtype, chip: Chip) -> bool:
+    """Whether a product of the chip reads such weights in a form of its own; else they stay as the core keeps them."""
+    halves = set(map(torch_dtype, chip.halves))
+    if scheme == "none":
+        return dtype in halves | {torch.float32}
+    return scheme in KERNEL_SCHEMES and dtype in halves and chip.row_scales
 
 
 class AscendPacked(Packed):

@@ -92,7 +92,8 @@ def _tokens(plane: Tensor, slots: Tensor, heads: int, fractal: bool) -> Tensor:
         return plane.flatten(0, 1).index_select(0, slots)
     size = plane.shape[2]
     rows = plane[slots.long() // size, :, slots.long() % size]
-    return rows.flatten(1).unflatten(1, (heads, -1))
+    tokens: Tensor = rows.flatten(1).unflatten(1, (heads, -1))
+    return tokens
 
 
 def move_tokens(op: MoveTokensOp) -> Callable[[MoveTokensArgs], None]:
@@ -154,9 +155,11 @@ def _heads(layout: KVLayout) -> int:
 
 def _from_fractal(plane: Tensor, heads: int) -> Tensor:
     """[blocks * block_size, heads, dim] of [blocks, heads * dim / 16, block_size, 16]."""
-    return plane.transpose(1, 2).flatten(2).unflatten(2, (heads, -1)).flatten(0, 1)
+    tokens: Tensor = plane.transpose(1, 2).flatten(2).unflatten(2, (heads, -1)).flatten(0, 1)
+    return tokens
 
 
 def _to_fractal(tokens: Tensor, block_size: int) -> Tensor:
     """[blocks, heads * dim / 16, block_size, 16] of [blocks * block_size, heads, dim]."""
-    return tokens.flatten(1).unflatten(0, (-1, block_size)).unflatten(2, (-1, FRACTAL)).transpose(1, 2).contiguous()
+    blocks: Tensor = tokens.flatten(1).unflatten(0, (-1, block_size)).unflatten(2, (-1, FRACTAL))
+    return blocks.transpose(1, 2).contiguous()

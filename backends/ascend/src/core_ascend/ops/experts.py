@@ -84,11 +84,10 @@ def experts(op: ExpertsOp) -> Callable[[ExpertsArgs], Tensor]:
         hidden = gate(product(ordered, scales, args.gate_up, counts))
         again, scales = _requantized(hidden, op.scheme == "int8")
         out = product(again, scales, args.down, counts)
-        # Rows past the last expert's hold whatever memory held; a weight of zero would not silence a NaN.
-        used = torch.arange(len(out), device=out.device) < counts.sum()
-        out = torch.where(used[:, None], out, 0.0)
-        weights = torch.where(mine, args.weights, 0.0).to(dtype)
-        summed: Tensor = vendor.npu_moe_token_unpermute(out, places.abs(), probs=weights)
+        rows = vendor.npu_moe_token_unpermute(out, places.abs()).unflatten(0, (-1, op.top_k))
+        # Weighed here, since the call would round the weights; rows of no expert hold whatever memory held.
+        weighed = torch.where(mine[..., None], rows.float() * args.weights[..., None], 0.0)
+        summed: Tensor = weighed.sum(1).to(dtype)
         return summed
 
     return run

@@ -34,7 +34,8 @@ def _dense(op: LinearOp) -> Callable[[LinearArgs], Tensor]:
         if x.dtype != columns.dtype:
             x = x.to(columns.dtype)
         if out_dtype != x.dtype and out_dtype is torch.float32:
-            return _wide_result(x, columns, args.bias)
+            y = torch.mm(x, columns, out_dtype=torch.float32)
+            return y if args.bias is None else y + args.bias
         if args.bias is None:
             y = torch.matmul(x, columns)
         else:
@@ -42,12 +43,6 @@ def _dense(op: LinearOp) -> Callable[[LinearArgs], Tensor]:
         return y if y.dtype == out_dtype else y.to(out_dtype)
 
     return run
-
-
-def _wide_result(x: Tensor, columns: Tensor, bias: Tensor | None) -> Tensor:
-    """16-bit operands, float32 result: the unit sums in float32 and rounds the way out, which widening avoids."""
-    y = torch.matmul(x, columns).float()
-    return y if bias is None else y + bias.float()
 
 
 def _rows(weight: Packed) -> Tensor:

@@ -1,7 +1,7 @@
 """How CPU numerics are put behind torch_npu's own operators, and what each call is checked for on its way.
 
 The dispatcher checks every call against the operator's schema. Where the operator has a Meta kernel, the first call of
-each form also runs it on fake NPU tensors: shapes and types must be those that the numerics gave.
+each form also runs it on tensors without memory: shapes and types must be those that the numerics gave.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_flatten, tree_map
 
 from core_ascend.simulation.faults import need
@@ -42,7 +41,7 @@ def numerics(operator: str) -> Callable[[Callable[..., Any]], Callable[..., Any]
 
 def put_behind() -> list[torch.library.Library]:
     """Gives every registered operator a CPU kernel; the result must be kept as long as they are wanted."""
-    libraries = {space: torch.library.Library(space, "IMPL") for space in ("npu", "atb")}
+    libraries = {space: torch.library.Library(space, "IMPL") for space in ("npu", "atb", "aten")}
     for operator, fn in NUMERICS.items():
         space, _, name = operator.partition("::")
         libraries[space].impl(name, _watched(operator, fn), "CPU")
@@ -71,9 +70,8 @@ def _check_meta(operator: str, args: Any, kwargs: Any, result: Any) -> None:
     space, _, name = operator.partition("::")
     packet, _, overload = name.partition(".")
     call = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        fake_args, fake_kwargs = tree_map(_fake, (args, kwargs))
-        expected = call(*fake_args, **fake_kwargs)
+    meta_args, meta_kwargs = tree_map(_without_memory, (args, kwargs))
+    expected = call(*meta_args, **meta_kwargs)
     META_CHECKS[operator] += 1
     for index, (got, want) in enumerate(zip(_tensors(result), _tensors(expected), strict=True)):
         if not want.numel() or not got.numel():
@@ -83,10 +81,10 @@ def _check_meta(operator: str, args: Any, kwargs: Any, result: Any) -> None:
         need(same, f"{operator}: result {index} is {tuple(got.shape)}, its Meta kernel says {tuple(want.shape)}")
 
 
-def _fake(value: Any) -> Any:
+def _without_memory(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="npu:0")
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
 def _form(tree: Any) -> Any:

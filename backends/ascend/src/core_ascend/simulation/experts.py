@@ -94,10 +94,9 @@ def _init_routing(x, expert_idx, *, scale=None, active_num=-1, expert_num=-1, ex
 @numerics("npu::npu_moe_token_unpermute")
 def _unpermute(permuted_tokens, sorted_indices, probs=None, padded_mode=False, restore_shape=None):  # type: ignore[no-untyped-def]
     call = "npu_moe_token_unpermute"
-    need(probs is not None and not padded_mode, f"{call}: probs, and no padded mode")
-    need_types(call, chip_types.halves, permuted_tokens=permuted_tokens, probs=probs)
+    need(probs is None and not padded_mode, f"{call}: weights and a padded mode are not simulated")
+    need_types(call, chip_types.halves, permuted_tokens=permuted_tokens)
     need(sorted_indices.dtype in (torch.int32, torch.int64), f"{call}: indices are {sorted_indices.dtype}")
-    need(sorted_indices.shape == (probs.numel(),), f"{call}: an index for each token and expert")
+    need(sorted_indices.dim() == 1, f"{call}: indices have one dim")
     need(bool(((sorted_indices >= 0) & (sorted_indices < len(permuted_tokens))).all()), f"{call}: an index is outside")
-    rows = permuted_tokens[sorted_indices.long()].float().unflatten(0, tuple(probs.shape))
-    return (rows * probs.float()[..., None]).sum(1).to(permuted_tokens.dtype)
+    return permuted_tokens[sorted_indices.long()]

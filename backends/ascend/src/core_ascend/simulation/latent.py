@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from core_ascend.limits import INDEX_COUNTS, INDEX_DIM, MAX_INDEX_HEADS
 from core_ascend.simulation import chip_types
@@ -13,7 +14,7 @@ from core_ascend.simulation.faults import need, need_contiguous, need_lists, nee
 __all__: list[str] = []
 
 
-def _lengths(call, ends, lens, tokens):  # type: ignore[no-untyped-def]
+def _lengths(call: str, ends: Tensor, lens: Tensor, tokens: int) -> tuple[list[int], list[int]]:
     for name, x in (("query", ends), ("key", lens)):
         need(x is not None and x.dtype is torch.int32, f"{call}: lengths of the {name} are int32 on the device")
     return need_lists(call, ends.tolist(), lens.tolist(), tokens)

@@ -30,6 +30,14 @@ def _dynamic_quant(input, *, dst_type=None):  # type: ignore[no-untyped-def]
     return row_quantized(input)
 
 
+@numerics("aten::mm.dtype")
+def _wide_mm(self, mat2, out_dtype):  # type: ignore[no-untyped-def]
+    # torch's own operator, which torch_npu has for the NPU and torch has not for the CPU.
+    need_types("mm", chip_types.halves, self=self, mat2=mat2)
+    need(out_dtype is torch.float32, f"mm: a result in {out_dtype}")
+    return self.float() @ mat2.float()
+
+
 @numerics("npu::npu_quant_matmul")
 def _quant_matmul(x1, x2, scale, *, pertoken_scale=None, bias=None, output_dtype=None):  # type: ignore[no-untyped-def]
     call = "npu_quant_matmul"
