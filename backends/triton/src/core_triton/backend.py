@@ -30,7 +30,7 @@ from core.backend import (
     Verdict,
 )
 from core.backend.ops import OpSpec
-from core.spec import Capabilities, DeviceInfo, DType, KVCacheSpec
+from core.spec import CacheKind, Capabilities, DType, DeviceInfo, KVCacheSpec
 from core_triton import interpreter, ops, registry, simulation
 from core_triton.gpu import Gpu
 from core_triton.probing import Found
@@ -109,7 +109,8 @@ class TritonBackend(Backend):
         Raises:
             UnsupportedError: the kernels do not take such blocks.
         """
-        if block_size not in BLOCK_SIZES:
+        # A block of a STATE cache is a slot, of one state.
+        if spec.kind is not CacheKind.STATE and block_size not in BLOCK_SIZES:
             raise UnsupportedError(
                 "kv_cache",
                 f"the kernels take blocks of {', '.join(map(str, BLOCK_SIZES))} tokens, not of {block_size}",

@@ -1,4 +1,4 @@
-"""The types that Triton's front end makes for every value, made once: with the interpreter they take most of its time."""
+"""The types that Triton's front end makes for every value, made once: they take most of the interpreter's time."""
 
 from __future__ import annotations
 
