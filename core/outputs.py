@@ -44,7 +44,7 @@ class PositionLogprobs(msgspec.Struct, frozen=True, array_like=True):
     """Rank of `token_ids[0]`, counted from 1 over the whole vocabulary."""
 
 
-class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True):
+class EngineOutput(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     """News of one engine request (one choice) after a step. Token ids only; text is made outside the engine."""
 
     request_id: str

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from core.outputs import PositionLogprobs
 from core.sampling_params import SamplingParams
 
@@ -32,8 +34,7 @@ class NewRequest:
     adapter: str | None = None
 
 
-@dataclass(slots=True, kw_only=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, kw_only=True, gc=False):
     """One request's share of a step: tokens [num_computed_tokens, num_computed_tokens + num_scheduled_tokens).
 
     Where the range ends at the request's last token (known, pending or draft), the runner samples.

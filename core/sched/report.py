@@ -24,31 +24,40 @@ class StepReport:
 
     def __init__(self, kv: KVCacheManager, finish: Callable[[Request, FinishReason], None]) -> None:
         self._kv = kv
+        self._block_size = kv.block_size
         self._finish = finish
         self._prompt_logprobs: dict[str, list[PositionLogprobs | None]] = {}
 
     def take(self, share: Share, result: ModelRunnerOutput) -> EngineOutput | None:
         """News of one request, or None where there are none or nobody waits for them any more."""
         request, scheduled, num_restarts = share
-        num_drafts = len(scheduled.draft_token_ids)
         request.num_steps_in_flight -= 1
         if scheduled.samples:
+            num_drafts = len(scheduled.draft_token_ids)
             request.num_drafts_in_flight -= num_drafts
             request.num_pending_tokens -= 1 + num_drafts
         if request.status is RequestStatus.FINISHED:
             return None
-        token_ids = result.sampled_token_ids.get(request.request_id, ())
-        if result.errors or len(token_ids) != scheduled.samples:
-            error = _find_error(request, scheduled, len(token_ids), result)
+        token_ids: Sequence[int] = result.sampled_token_ids.get(scheduled.request_id, ())
+        num_sampled = len(token_ids)
+        if result.errors or num_sampled != scheduled.samples:
+            error = _find_error(request, scheduled, num_sampled, result)
             if error is not None:
                 self._finish(request, FinishReason.ERROR)
                 return EngineOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
         first = len(request.all_token_ids) == request.num_prompt_tokens
         if first and result.prompt_logprobs:
             self._collect_prompt_logprobs(request, result)
-        num_new, reason = _append(request, token_ids)
-        if num_restarts == request.num_restarts and self._advance(request, scheduled, len(token_ids)):
-            reason = FinishReason.LENGTH
+        if num_sampled == 1:  # what nearly every request of nearly every step does
+            request.all_token_ids.append(token_ids[0])
+            num_new, reason = 1, check_finish(request)
+        else:
+            num_new, reason = _append(request, token_ids)
+        if num_restarts == request.num_restarts:
+            # A single token that fills no block changes nothing that is kept here.
+            advances = scheduled.num_scheduled_tokens > 1 or (scheduled.num_computed_tokens + 1) % self._block_size == 0
+            if (advances or not request.max_tokens) and self._advance(request, scheduled, num_sampled):
+                reason = FinishReason.LENGTH
         if not num_new and reason is None:
             return None
         return self._news(request, token_ids[:num_new], reason, first, result)
@@ -64,7 +73,7 @@ class StepReport:
             num_rejected = len(scheduled.draft_token_ids) + 1 - num_sampled
             request.num_computed_tokens -= num_rejected
             end -= num_rejected
-        if scheduled.num_scheduled_tokens > 1 or end % self._kv.block_size == 0:
+        if scheduled.num_scheduled_tokens > 1 or end % self._block_size == 0:
             self._kv.cache_blocks(request, min(end, request.num_tokens))
         return request.max_tokens == 0 and end == request.num_tokens
 
