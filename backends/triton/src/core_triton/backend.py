@@ -30,7 +30,7 @@ from core.backend import (
     Verdict,
 )
 from core.backend.ops import OpSpec
-from core.spec import CacheKind, Capabilities, DType, DeviceInfo, KVCacheSpec
+from core.spec import CacheKind, Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_triton import interpreter, ops, registry, simulation
 from core_triton.gpu import Gpu
 from core_triton.probing import Found
