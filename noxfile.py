@@ -14,7 +14,8 @@ nox.options.sessions = ["tests"]
 
 ROOT = Path(__file__).parent
 RUNTIME = (".", "backends/cpu")
-ALL = (".", "backends/cpu", "backends/sim", "conformance")
+GPUS = ("backends/triton[interpreter]", "backends/cuda", "backends/rocm")
+ALL = (".", "backends/cpu", "backends/sim", *GPUS, "conformance")
 BUILD_TOOLS = ("setuptools", "scikit-build-core", "pybind11", "cmake", "ninja")
 TEST_TOOLS = (
     "pytest",
@@ -30,6 +31,8 @@ TEST_TOOLS = (
 LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML", "types-jsonschema")
 ENVIRONMENT = ROOT / ".nox" / "dev"
 MODEL = "smollm2-135m-instruct"
+SIMULATED_ENGINES = ("L3/greedy*", "L3/preemption/*-copy", "L3/chunks/copy-*", "L3/drafts/random-copy-*")
+"""What of L3 runs on simulated GPUs; the schedules do not depend on the chip."""
 CLIENTS = {
     "openai-2": "openai==2.54.0",
     "openai-3": "openai==3.57.0",
@@ -101,6 +104,18 @@ def conformance(session: nox.Session) -> None:
     _install(session, ALL, *TEST_TOOLS)
     for backend in session.posargs or ["cpu", "sim", "reference"]:
         _run(session, "core", "conformance", "run", "--backend", backend, "--level", "L3")
+
+
+@chore
+def simulated(session: nox.Session) -> None:
+    """L0 to L2 and a choice of L3 on simulated GPUs, one after the other: most of an hour, or name chips behind `--`."""
+    _install(session, ALL, *TEST_TOOLS)
+    for arch in session.posargs or ["sm_90", "sm_80", "gfx942", "gfx950"]:
+        backend, variable = ("cuda", "CORE_CUDA_SIMULATE") if arch.startswith("sm_") else ("rocm", "CORE_ROCM_SIMULATE")
+        session.env[variable] = arch
+        _run(session, "core", "conformance", "run", "--backend", backend, "--level", "L2")
+        for choice in SIMULATED_ENGINES:
+            _run(session, "core", "conformance", "run", "--backend", backend, "--level", "L3", "-k", choice)
 
 
 @chore

@@ -18,6 +18,9 @@ SOURCES = {
     "core": "core",
     "core_cpu": "backends/cpu/src/core_cpu",
     "core_sim": "backends/sim/src/core_sim",
+    "core_triton": "backends/triton/src/core_triton",
+    "core_cuda": "backends/cuda/src/core_cuda",
+    "core_rocm": "backends/rocm/src/core_rocm",
     "core_conformance": "conformance/src/core_conformance",
 }
 """Import packages of the project and where their sources are."""
