@@ -145,7 +145,7 @@ static void scores(const AttentionArgs& a, const AttentionTask& t, const Chunk& 
       int np = panels_for(mr, ceil_div(c.end - key, 16));
       const void* b[4] = {};
       for (int i = 0; i < np; i++) b[i] = key + i * 16 < c.end ? key_panel<K>(a, t, key + i * 16) : b[0];
-      pick_micro<K, false>(mr, np)(q, b, d, s.s + m0 * kRowStride + (key - c.base), kRowStride, kStart);
+      pick_micro<K>(mr, np)(q, b, d, s.s + m0 * kRowStride + (key - c.base), kRowStride, kStart);
       key += np * 16;
     }
     m0 += mr;
@@ -157,31 +157,40 @@ CORE_INLINE F iota() {
   return load(lanes);
 }
 
-// Scaled, capped and masked scores of 16 keys; a hidden key is -inf whatever its cache slot holds.
-CORE_INLINE F score16(const AttentionArgs& a, const RowState& s, int64_t row, int64_t key, const float* raw) {
-  F v = mul(load(raw), set1(a.scale));
-  if (a.softcap > 0.f) v = mul(vtanh(div(v, set1(a.softcap))), set1(a.softcap));
-  if (key >= s.lo[row] && key + 16 <= s.hi[row]) return v;
-  F index = add(iota(), set1(float(key)));
-  v = select_lt(index, set1(float(s.hi[row])), v, set1(kMinusInf));
-  return select_lt(index, set1(float(s.lo[row])), set1(kMinusInf), v);
+// Scores of 16 keys before scaling, or scaled and capped where a cap asks for that; a hidden key is -inf whatever its cache
+// slot holds. What changes is written back.
+CORE_INLINE F score16(const AttentionArgs& a, const RowState& s, int64_t row, int64_t key, float* x) {
+  F v = load(x);
+  bool hidden = key < s.lo[row] || key + 16 > s.hi[row];
+  if (a.softcap > 0.f) v = mul(vtanh(div(mul(v, set1(a.scale)), set1(a.softcap))), set1(a.softcap));
+  else if (!hidden) return v;
+  if (hidden) {
+    F index = add(iota(), set1(float(key)));
+    v = select_lt(index, set1(float(s.hi[row])), v, set1(kMinusInf));
+    v = select_lt(index, set1(float(s.lo[row])), set1(kMinusInf), v);
+  }
+  store(x, v);
+  return v;
 }
 
+constexpr float kLog2E = 1.44269504088896341f;
+
+// Whether a chunk of keys is looked at vector by vector does not show in a row's bits: which vectors hide keys is the row's
+// own, and the others are treated alike.
 static void softmax_row(const AttentionArgs& a, const Chunk& c, RowState& s, int64_t row, bool dp) {
   int64_t first = c.begin / 16 * 16;
-  float* x = s.s + row * kRowStride;
+  float* x = s.s + row * kRowStride - c.base;
+  float unit = a.softcap > 0.f ? 1.f : a.scale;  // positive: the largest score is that of the largest product
   F top = set1(kMinusInf);
-  for (int64_t key = first; key < c.end; key += 16) {
-    F v = score16(a, s, row, key, x + (key - c.base));
-    store(x + (key - c.base), v);
-    top = vmax(top, v);
-  }
+  for (int64_t key = first; key < c.end; key += 16) top = vmax(top, score16(a, s, row, key, x + key));
   float m = hmax(top);
-  m = m > s.m[row] ? m : s.m[row];
+  if (m != kMinusInf) m *= unit;
+  float before = s.m[row];
+  m = m > before ? m : before;
   bool none = m == kMinusInf;
-  F shift = set1(none ? 0.f : m), sum = zero();
+  F factor = set1(unit * kLog2E), shift = set1(none ? 0.f : -m * kLog2E), sum = zero();
   for (int64_t key = first; key < c.end; key += 16) {
-    F p = vexp(sub(load(x + (key - c.base)), shift));
+    F p = vexp2(fma(load(x + key), factor, shift));
 #ifdef CORE_DPBF16
     if (dp) {
       store_bf16(s.p + row * kRowStride + (key - c.base), p);  // the sum keeps full precision, for lse
@@ -189,15 +198,19 @@ static void softmax_row(const AttentionArgs& a, const Chunk& c, RowState& s, int
 #endif
     {
       (void)dp;
-      store(x + (key - c.base), p);
+      store(x + key, p);
     }
     sum = add(sum, p);
   }
   if (none) return;
+  if (m == before) {
+    s.l[row] += hsum(sum);
+    return;
+  }
   float lane[16];
-  store(lane, vexp(set1(s.m[row] - m)));
+  store(lane, vexp(set1(before - m)));
   s.l[row] = s.l[row] * lane[0] + hsum(sum);
-  if (lane[0] != 1.f && s.m[row] != kMinusInf) {
+  if (before != kMinusInf) {
     F alpha = set1(lane[0]);
     for (int64_t d = 0; d < s.dv; d += 16) store(s.o + row * s.dv + d, mul(load(s.o + row * s.dv + d), alpha));
   }
@@ -216,43 +229,45 @@ static const char* value_pairs_from_odd(const AttentionArgs& a, const char* valu
   return copy;
 }
 
+// The keys of a chunk as runs of one block each; a run never holds keys of two blocks.
 template <class K>
-CORE_INLINE void block_values(const AttentionArgs& a, const AttentionTask& t, const Chunk& c, RowState& s, int64_t begin,
-                              int64_t end) {
+CORE_INLINE int64_t value_runs(const AttentionArgs& a, const AttentionTask& t, const Chunk& c, RowState& s, Run* runs) {
   constexpr int64_t kBytes = int64_t(sizeof(typename K::B)) / K::kStep;
-  int64_t block = a.block_table[t.request * a.table_stride + begin / a.kv.block_size];
-  const char* values = static_cast<const char*>(a.kv.v_cache) +
-                       (block * a.kv.v_block_stride + t.kv_head * v_head_elements(a.kv)) * kBytes;
-  int64_t offset = begin % a.kv.block_size, count = end - begin, column = begin - c.base;
-  if (K::kStep == 2 && (offset & 1)) {
-    values = value_pairs_from_odd(a, values, offset, offset + count, s.v);
-    offset--, count++, column--;
-  }
-  int64_t panel_bytes = int64_t(a.kv.block_size) * 16 * kBytes;
-  const void* p = K::kActStep == 2 ? static_cast<const void*>(s.p + column) : static_cast<const void*>(s.s + column);
-  constexpr int64_t kRowBytes = K::kActStep == 2 ? kRowStride * 2 : kRowStride * 4;
-  int64_t panels = ceil_div(a.kv.v_head_dim, 16);
-  for (int64_t panel = 0; panel < panels;) {
-    int np = panels_for(rows_for(s.rows, kMaxRows), panels - panel);
-    const void* b[4] = {};
-    for (int i = 0; i < np; i++)
-      b[i] = panel + i < panels ? values + (panel + i) * panel_bytes + offset * 16 * kBytes : b[0];
-    for (int64_t m0 = 0; m0 < s.rows;) {
-      int mr = rows_for(s.rows - m0, kMaxRows);
-      pick_micro<K, true>(mr, np)(static_cast<const char*>(p) + m0 * kRowBytes, b, count, s.o + m0 * s.dv + panel * 16, s.dv,
-                                  kContinue);
-      m0 += mr;
+  int64_t num_runs = 0;
+  for (int64_t key = c.begin; key < c.end;) {
+    int64_t end = min64(c.end, (key / a.kv.block_size + 1) * a.kv.block_size);
+    int64_t block = a.block_table[t.request * a.table_stride + key / a.kv.block_size];
+    const char* values = static_cast<const char*>(a.kv.v_cache) +
+                         (block * a.kv.v_block_stride + t.kv_head * v_head_elements(a.kv)) * kBytes;
+    int64_t offset = key % a.kv.block_size, count = end - key, column = key - c.base;
+    if (K::kStep == 2 && (offset & 1)) {  // the first run of a task alone: the others begin with a block
+      values = value_pairs_from_odd(a, values, offset, offset + count, s.v);
+      offset--, count++, column--;
     }
-    panel += np;
+    runs[num_runs++] = {values + offset * 16 * kBytes, column, count};
+    key = end;
   }
+  return num_runs;
 }
 
 template <class K>
 static void weigh_values(const AttentionArgs& a, const AttentionTask& t, const Chunk& c, RowState& s) {
-  for (int64_t key = c.begin; key < c.end;) {
-    int64_t end = min64(c.end, (key / a.kv.block_size + 1) * a.kv.block_size);
-    block_values<K>(a, t, c, s, key, end);
-    key = end;
+  constexpr int64_t kBytes = int64_t(sizeof(typename K::B)) / K::kStep;
+  Run runs[kKeyChunk / 16];
+  int64_t num_runs = value_runs<K>(a, t, c, s, runs);
+  int64_t panel_bytes = int64_t(a.kv.block_size) * 16 * kBytes, panels = ceil_div(a.kv.v_head_dim, 16);
+  const char* p = K::kActStep == 2 ? reinterpret_cast<const char*>(s.p) : reinterpret_cast<const char*>(s.s);
+  constexpr int64_t kRowBytes = K::kActStep == 2 ? kRowStride * 2 : kRowStride * 4;
+  for (int64_t panel = 0; panel < panels;) {
+    int np = panels_for(rows_for(s.rows, kMaxRows), panels - panel);
+    int64_t offset[4];
+    for (int i = 0; i < np; i++) offset[i] = (panel + i < panels ? panel + i : panel) * panel_bytes;
+    for (int64_t m0 = 0; m0 < s.rows;) {
+      int mr = rows_for(s.rows - m0, kMaxRows);
+      pick_form<K, RunsForm>(mr, np)(p + m0 * kRowBytes, runs, num_runs, offset, s.o + m0 * s.dv + panel * 16, s.dv);
+      m0 += mr;
+    }
+    panel += np;
   }
 }
 

@@ -171,7 +171,7 @@ struct TaskScratch {
 template <class K>
 CORE_INLINE void run_tile(const LinearPlan& p, const void* a, const void* const* b, int64_t k, float* c, int mr, int np,
                           int real, int64_t panel, int64_t k0, float* part) {
-  MicroFn fn = pick_micro<K, false>(mr, np);
+  MicroFn fn = pick_micro<K>(mr, np);
   int64_t ldc = np * 16;
   if (!p.args->w.block_scale) {
     fn(a, b, k, c, ldc, k0 ? kContinue : kStart);

@@ -146,10 +146,9 @@ CORE_INLINE void steps(KindDP, const uint32_t* a, const uint32_t* const* b, int6
 
 enum MicroMode { kStart, kContinue };  // C = A B, or C = C + A B
 
-template <class K, int MR, int NP, bool ROWS>
+template <class K, int MR, int NP>
 static __attribute__((noinline)) void micro(const void* a, const void* const* b, int64_t k, void* c, int64_t ldc,
                                             MicroMode mode) {
-  constexpr int SM = ROWS ? kRowStride / K::kActStep : 1, SK = ROWS ? 1 : MR;
   const typename K::B* bp[NP];
   CORE_UNROLL for (int p = 0; p < NP; p++) bp[p] = static_cast<const typename K::B*>(b[p]);
   auto* out = static_cast<typename K::C*>(c);
@@ -158,9 +157,30 @@ static __attribute__((noinline)) void micro(const void* a, const void* const* b,
     if (mode == kStart) acc_clear(acc[m][p]);
     else acc[m][p] = acc_load(out + m * ldc + p * 16);
   }
-  steps<MR, NP, SM, SK>(K{}, static_cast<const typename K::A*>(a), bp, k, acc);
+  steps<MR, NP, 1, MR>(K{}, static_cast<const typename K::A*>(a), bp, k, acc);
   CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++)
     acc_store(out + m * ldc + p * 16, acc[m][p]);
+}
+
+// A run of k that lies together in B: `count` values of k from column `column` of A's rows on.
+struct Run {
+  const char* b;
+  int64_t column, count;
+};
+
+// C += A B over several runs of k, A as rows; panel p of a run begins at b + offset[p].
+template <class K, int MR, int NP>
+static __attribute__((noinline)) void micro_runs(const void* a, const Run* runs, int64_t num_runs, const int64_t* offset,
+                                                 float* c, int64_t ldc) {
+  F acc[MR][NP];
+  CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++) acc[m][p] = load(c + m * ldc + p * 16);
+  for (int64_t i = 0; i < num_runs; i++) {
+    const typename K::B* bp[NP];
+    CORE_UNROLL for (int p = 0; p < NP; p++) bp[p] = reinterpret_cast<const typename K::B*>(runs[i].b + offset[p]);
+    auto* x = static_cast<const typename K::A*>(a) + runs[i].column / K::kActStep;
+    steps<MR, NP, kRowStride / K::kActStep, 1>(K{}, x, bp, runs[i].count, acc);
+  }
+  CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++) store(c + m * ldc + p * 16, acc[m][p]);
 }
 
 using MicroFn = void (*)(const void*, const void* const*, int64_t, void*, int64_t, MicroMode);
@@ -173,28 +193,41 @@ constexpr int max_rows(int np) {
 // With many registers one panel alone does not pay for code of its own: the odd last panel goes twice.
 constexpr int kMinPanels = kAccumulators == 24 ? 2 : 1;
 
-template <class K, int NP, bool ROWS, int MR>
-constexpr MicroFn micro_or_null() {
-  if constexpr (MR <= max_rows(NP)) return micro<K, MR, NP, ROWS>;
+template <class K, int NP>
+struct MicroForm {
+  using Fn = MicroFn;
+  template <int MR> static constexpr Fn of() { return micro<K, MR, NP>; }
+};
+template <class K, int NP>
+struct RunsForm {
+  using Fn = void (*)(const void*, const Run*, int64_t, const int64_t*, float*, int64_t);
+  template <int MR> static constexpr Fn of() { return micro_runs<K, MR, NP>; }
+};
+
+template <class Form, int NP, int MR>
+constexpr typename Form::Fn form_or_null() {
+  if constexpr (MR <= max_rows(NP)) return Form::template of<MR>();
   else return nullptr;
 }
 
-template <class K, int NP, bool ROWS>
-CORE_INLINE MicroFn pick_rows(int mr) {
-  static constexpr MicroFn kTable[12] = {
-      micro_or_null<K, NP, ROWS, 1>(), micro_or_null<K, NP, ROWS, 2>(),  micro_or_null<K, NP, ROWS, 3>(),
-      micro_or_null<K, NP, ROWS, 4>(), micro_or_null<K, NP, ROWS, 5>(),  micro_or_null<K, NP, ROWS, 6>(),
-      micro_or_null<K, NP, ROWS, 7>(), micro_or_null<K, NP, ROWS, 8>(),  micro_or_null<K, NP, ROWS, 9>(),
-      micro_or_null<K, NP, ROWS, 10>(), micro_or_null<K, NP, ROWS, 11>(), micro_or_null<K, NP, ROWS, 12>()};
+template <class Form, int NP>
+CORE_INLINE typename Form::Fn pick_rows(int mr) {
+  static constexpr typename Form::Fn kTable[12] = {
+      form_or_null<Form, NP, 1>(),  form_or_null<Form, NP, 2>(),  form_or_null<Form, NP, 3>(), form_or_null<Form, NP, 4>(),
+      form_or_null<Form, NP, 5>(),  form_or_null<Form, NP, 6>(),  form_or_null<Form, NP, 7>(), form_or_null<Form, NP, 8>(),
+      form_or_null<Form, NP, 9>(),  form_or_null<Form, NP, 10>(), form_or_null<Form, NP, 11>(), form_or_null<Form, NP, 12>()};
   return kTable[mr - 1];
 }
 
-template <class K, bool ROWS>
-static MicroFn pick_micro(int mr, int np) {
-  if (np == 4) return pick_rows<K, 4, ROWS>(mr);
-  if constexpr (kMinPanels == 2) return pick_rows<K, 2, ROWS>(mr);
-  else return np == 2 ? pick_rows<K, 2, ROWS>(mr) : pick_rows<K, 1, ROWS>(mr);
+template <class K, template <class, int> class Form>
+CORE_INLINE typename Form<K, 2>::Fn pick_form(int mr, int np) {
+  if (np == 4) return pick_rows<Form<K, 4>, 4>(mr);
+  if constexpr (kMinPanels == 2) return pick_rows<Form<K, 2>, 2>(mr);
+  else return np == 2 ? pick_rows<Form<K, 2>, 2>(mr) : pick_rows<Form<K, 1>, 1>(mr);
 }
+
+template <class K>
+static MicroFn pick_micro(int mr, int np) { return pick_form<K, MicroForm>(mr, np); }
 
 // Panels side by side for tiles of `mr` rows when `left` remain; may be one more than that.
 CORE_INLINE int panels_for(int mr, int64_t left) {

@@ -378,6 +378,21 @@ CORE_INLINE F vexp(F x) {
   return select_lt(x, set1(-87.3f), zero(), scale_pow2(p, n));
 }
 
+// 2^x to about 1 ulp for x at most 0 (a little above does no harm); 0 below -126 (also for -inf).
+CORE_INLINE F vexp2(F x) {
+  F y = vmax(set1(-126.f), x);  // in this order NaN stays NaN
+  F n = round_even(y);
+  F r = sub(y, n);
+  F p = set1(1.53325077e-4f);
+  p = fma(p, r, set1(1.33947012e-3f));
+  p = fma(p, r, set1(9.61849101e-3f));
+  p = fma(p, r, set1(5.55034228e-2f));
+  p = fma(p, r, set1(2.40226474e-1f));
+  p = fma(p, r, set1(6.93147199e-1f));
+  p = fma(p, r, set1(1.f));
+  return select_lt(x, set1(-126.f), zero(), scale_pow2(p, n));
+}
+
 CORE_INLINE F vsigmoid(F x) { return div(set1(1.f), add(set1(1.f), vexp(sub(zero(), x)))); }
 CORE_INLINE F vtanh(F x) {  // absolute error near 1e-7
   F e = vexp(mul(x, set1(2.f)));

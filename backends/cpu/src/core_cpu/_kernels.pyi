@@ -145,6 +145,7 @@ def linear(
     bias: int = 0,
     bias_dtype: int = 0,
     invariant: bool = False,
+    int8_activations: bool = False,
 ) -> None: ...
 def embed(
     weight: Weight, ids: int, count: int, out: int, out_dtype: int, out_stride: int, scale: float = 1.0
