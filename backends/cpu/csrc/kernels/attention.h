@@ -145,7 +145,7 @@ static void scores(const AttentionArgs& a, const AttentionTask& t, const Chunk& 
       int np = panels_for(mr, ceil_div(c.end - key, 16));
       const void* b[4] = {};
       for (int i = 0; i < np; i++) b[i] = key + i * 16 < c.end ? key_panel<K>(a, t, key + i * 16) : b[0];
-      pick_micro<K>(mr, np)(q, b, d, s.s + m0 * kRowStride + (key - c.base), kRowStride, kStart);
+      pick_micro<K>(mr, np)(q, b, d, s.s + m0 * kRowStride + (key - c.base), kRowStride, kStart, 0);
       key += np * 16;
     }
     m0 += mr;

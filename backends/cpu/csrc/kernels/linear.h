@@ -153,10 +153,8 @@ static __attribute__((noinline)) void finish_row(const LinearPlan& p, const char
   }
 }
 
-constexpr int64_t kPrefetchBytes = 2048;  // how far ahead of use weights are asked for
-
 CORE_INLINE void prefetch(const char* p, int64_t bytes) {
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 3);
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
 // ------------------------------------------------------------------ tasks
@@ -174,10 +172,10 @@ CORE_INLINE void run_tile(const LinearPlan& p, const void* a, const void* const*
   MicroFn fn = pick_micro<K>(mr, np);
   int64_t ldc = np * 16;
   if (!p.args->w.block_scale) {
-    fn(a, b, k, c, ldc, k0 ? kContinue : kStart);
+    fn(a, b, k, c, ldc, k0 ? kContinue : kStart, p.tile ? 0 : kPrefetchBytes);
     return;
   }
-  fn(a, b, k, part, ldc, kStart);
+  fn(a, b, k, part, ldc, kStart, 0);
   int64_t per_panel = ceil_div(p.args->w.k, kFp8Block);
   for (int q = 0; q < real; q++) {
     F s = set1(p.args->w.block_scale[(panel + q) * per_panel + k0 / kFp8Block]);

@@ -48,11 +48,24 @@ CORE_INLINE void acc_store(int32_t* p, I a) { storei(p, a); }
 CORE_INLINE void acc_clear(F& a) { a = zero(); }
 CORE_INLINE void acc_clear(I& a) { a = zeroi(); }
 
+constexpr int64_t kPrefetchBytes = 4096;  // how far ahead of use weights are asked for, into the second-level cache
+
+// Four panels side by side are what few rows take: they wait for memory. `ahead` is kPrefetchBytes, or 0 for panels that lie
+// elsewhere than behind each other.
+template <int NP, class B>
+CORE_INLINE void stream(const B* const* b, int64_t at, int64_t ahead) {
+  if constexpr (NP == 4) {
+    if (ahead == 0) return;
+    CORE_UNROLL for (int p = 0; p < NP; p++) __builtin_prefetch(reinterpret_cast<const char*>(b[p] + at) + ahead, 0, 2);
+  }
+}
+
 template <int MR, int NP, int SM, int SK>
-CORE_INLINE void steps(KindF32, const float* a, const float* const* b, int64_t k, F (&acc)[MR][NP]) {
+CORE_INLINE void steps(KindF32, const float* a, const float* const* b, int64_t k, F (&acc)[MR][NP], int64_t ahead) {
   for (int64_t i = 0; i < k; i++) {
     F w[NP];
     CORE_UNROLL for (int p = 0; p < NP; p++) w[p] = load(b[p] + i * 16);
+    stream<NP>(b, i * 16, ahead);
     CORE_UNROLL for (int m = 0; m < MR; m++) {
       F x = set1(a[i * SK + m * SM]);
       CORE_UNROLL for (int p = 0; p < NP; p++) acc[m][p] = fma(x, w[p], acc[m][p]);
@@ -61,10 +74,11 @@ CORE_INLINE void steps(KindF32, const float* a, const float* const* b, int64_t k
 }
 
 template <int MR, int NP, int SM, int SK>
-CORE_INLINE void steps(KindF16, const float* a, const F16* const* b, int64_t k, F (&acc)[MR][NP]) {
+CORE_INLINE void steps(KindF16, const float* a, const F16* const* b, int64_t k, F (&acc)[MR][NP], int64_t ahead) {
   for (int64_t i = 0; i < k; i++) {
     F w[NP];
     CORE_UNROLL for (int p = 0; p < NP; p++) w[p] = loadx(b[p] + i * 16);
+    if (i % 2 == 0) stream<NP>(b, i * 16, ahead);
     CORE_UNROLL for (int m = 0; m < MR; m++) {
       F x = set1(a[i * SK + m * SM]);
       CORE_UNROLL for (int p = 0; p < NP; p++) acc[m][p] = fma(x, w[p], acc[m][p]);
@@ -73,7 +87,7 @@ CORE_INLINE void steps(KindF16, const float* a, const F16* const* b, int64_t k, 
 }
 
 template <int MR, int NP, int SM, int SK>
-CORE_INLINE void steps(KindBF16, const float* a, const uint32_t* const* b, int64_t k, F (&acc)[MR][NP]) {
+CORE_INLINE void steps(KindBF16, const float* a, const uint32_t* const* b, int64_t k, F (&acc)[MR][NP], int64_t ahead) {
   for (int64_t i = 0; i + 2 <= k; i += 2) {
     if (NP <= 2) {
       I w[NP];
@@ -95,6 +109,7 @@ CORE_INLINE void steps(KindBF16, const float* a, const uint32_t* const* b, int64
         x0[m] = set1(a[i * SK + m * SM]);
         x1[m] = set1(a[(i + 1) * SK + m * SM]);
       }
+      stream<NP>(b, i * 8, ahead);
       CORE_UNROLL for (int p = 0; p < NP; p++) {
         I w = loadi(b[p] + i * 8);
         F even = bf16_even(w), odd = bf16_odd(w);
@@ -112,10 +127,11 @@ CORE_INLINE void steps(KindBF16, const float* a, const uint32_t* const* b, int64
 }
 
 template <int MR, int NP, int SM, int SK>
-CORE_INLINE void steps(KindS8, const int32_t* a, const uint32_t* const* b, int64_t k, I (&acc)[MR][NP]) {
+CORE_INLINE void steps(KindS8, const int32_t* a, const uint32_t* const* b, int64_t k, I (&acc)[MR][NP], int64_t ahead) {
   for (int64_t i = 0; i < k; i += 4) {
     I w[NP];
     CORE_UNROLL for (int p = 0; p < NP; p++) w[p] = loadi(b[p] + i * 4);
+    stream<NP>(b, i * 4, ahead);
     CORE_UNROLL for (int m = 0; m < MR; m++) {
       int32_t x = a[i / 4 * SK + m * SM];
       CORE_UNROLL for (int p = 0; p < NP; p++) acc[m][p] = dot4(acc[m][p], x, w[p]);
@@ -125,11 +141,12 @@ CORE_INLINE void steps(KindS8, const int32_t* a, const uint32_t* const* b, int64
 
 #ifdef CORE_DPBF16
 template <int MR, int NP, int SM, int SK>
-CORE_INLINE void steps(KindDP, const uint32_t* a, const uint32_t* const* b, int64_t k, F (&acc)[MR][NP]) {
+CORE_INLINE void steps(KindDP, const uint32_t* a, const uint32_t* const* b, int64_t k, F (&acc)[MR][NP], int64_t ahead) {
   int64_t i = 0;
   for (; i < k / 2; i++) {
     I w[NP];
     CORE_UNROLL for (int p = 0; p < NP; p++) w[p] = loadi(b[p] + i * 16);
+    stream<NP>(b, i * 16, ahead);
     CORE_UNROLL for (int m = 0; m < MR; m++) {
       uint32_t x = a[i * SK + m * SM];
       CORE_UNROLL for (int p = 0; p < NP; p++) acc[m][p] = dpbf16(acc[m][p], x, w[p]);
@@ -148,7 +165,7 @@ enum MicroMode { kStart, kContinue };  // C = A B, or C = C + A B
 
 template <class K, int MR, int NP>
 static __attribute__((noinline)) void micro(const void* a, const void* const* b, int64_t k, void* c, int64_t ldc,
-                                            MicroMode mode) {
+                                            MicroMode mode, int64_t ahead) {
   const typename K::B* bp[NP];
   CORE_UNROLL for (int p = 0; p < NP; p++) bp[p] = static_cast<const typename K::B*>(b[p]);
   auto* out = static_cast<typename K::C*>(c);
@@ -157,7 +174,7 @@ static __attribute__((noinline)) void micro(const void* a, const void* const* b,
     if (mode == kStart) acc_clear(acc[m][p]);
     else acc[m][p] = acc_load(out + m * ldc + p * 16);
   }
-  steps<MR, NP, 1, MR>(K{}, static_cast<const typename K::A*>(a), bp, k, acc);
+  steps<MR, NP, 1, MR>(K{}, static_cast<const typename K::A*>(a), bp, k, acc, ahead);
   CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++)
     acc_store(out + m * ldc + p * 16, acc[m][p]);
 }
@@ -178,12 +195,12 @@ static __attribute__((noinline)) void micro_runs(const void* a, const Run* runs,
     const typename K::B* bp[NP];
     CORE_UNROLL for (int p = 0; p < NP; p++) bp[p] = reinterpret_cast<const typename K::B*>(runs[i].b + offset[p]);
     auto* x = static_cast<const typename K::A*>(a) + runs[i].column / K::kActStep;
-    steps<MR, NP, kRowStride / K::kActStep, 1>(K{}, x, bp, runs[i].count, acc);
+    steps<MR, NP, kRowStride / K::kActStep, 1>(K{}, x, bp, runs[i].count, acc, 0);
   }
   CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++) store(c + m * ldc + p * 16, acc[m][p]);
 }
 
-using MicroFn = void (*)(const void*, const void* const*, int64_t, void*, int64_t, MicroMode);
+using MicroFn = void (*)(const void*, const void* const*, int64_t, void*, int64_t, MicroMode, int64_t);
 
 constexpr int kMaxRows = kAccumulators == 24 ? 12 : kAccumulators;  // rows of the tallest tile
 // Rows that NP panels leave room for. Four panels want the activations of all rows in registers as well.
