@@ -14,8 +14,16 @@ nox.options.sessions = ["tests"]
 
 ROOT = Path(__file__).parent
 RUNTIME = (".", "backends/cpu")
-GPUS = ("backends/triton[interpreter]", "backends/cuda", "backends/rocm")
-ALL = (".", "backends/cpu", "backends/sim", *GPUS, "conformance")
+ALL = (
+    ".",
+    "backends/cpu",
+    "backends/sim",
+    "backends/triton",
+    "backends/cuda",
+    "backends/rocm",
+    "backends/ascend",
+    "conformance",
+)
 BUILD_TOOLS = ("setuptools", "scikit-build-core", "pybind11", "cmake", "ninja")
 TEST_TOOLS = (
     "pytest",
@@ -27,6 +35,7 @@ TEST_TOOLS = (
     "sentencepiece",
     "accelerate",
     "check-jsonschema",
+    "ml_dtypes",
 )
 LINT_TOOLS = ("ruff", "mypy", "import-linter", "types-tqdm", "types-psutil", "types-PyYAML", "types-jsonschema")
 ENVIRONMENT = ROOT / ".nox" / "dev"
@@ -108,7 +117,7 @@ def conformance(session: nox.Session) -> None:
 
 @chore
 def simulated(session: nox.Session) -> None:
-    """L0 to L2 and a choice of L3 on simulated GPUs, one after the other: most of an hour, or name chips behind `--`."""
+    """L0 to L2 and a choice of L3 on simulated GPUs: most of an hour; `-- sm_90` takes one chip."""
     _install(session, ALL, *TEST_TOOLS)
     for arch in session.posargs or ["sm_90", "sm_80", "gfx942", "gfx950"]:
         backend, variable = ("cuda", "CORE_CUDA_SIMULATE") if arch.startswith("sm_") else ("rocm", "CORE_ROCM_SIMULATE")

@@ -59,7 +59,7 @@ def test_the_tests_session_runs_all_tests_of_all_packages() -> None:
     assert '["tests"]' in found
     assert "ALL" in found
     source = (REPO_ROOT / "noxfile.py").read_text(encoding="utf-8")
-    [everything] = re.findall(r"^ALL = \((.*)\)", source, re.MULTILINE)
+    [everything] = re.findall(r"^ALL = \((.*?)\)", source, re.MULTILINE | re.DOTALL)
     packages = {str(p.parent.relative_to(REPO_ROOT)) for p in REPO_ROOT.glob("**/pyproject.toml") if _is_ours(p)}
     assert set(re.findall(r'"(.*?)"', everything)) == packages
 
