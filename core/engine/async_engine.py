@@ -15,6 +15,7 @@ import msgspec
 from core.config import EngineConfig
 from core.engine.build import choose_device, load_tokenizer
 from core.engine.health import EngineEvent, EngineHealth, RestartPolicy
+from core.engine.heap import release_heap
 from core.engine.input_processor import InputProcessor, ProcessedRequest
 from core.engine.output_processor import OutputKind, OutputProcessor
 from core.engine.protocol import Abort, Add, Call, EngineFacts, FromEngine, Outputs, Ready, Rejected, Reply
@@ -116,6 +117,7 @@ class AsyncEngine:
         try:
             if tokenizer is None:
                 engine._take_tokenizer(await asyncio.to_thread(load_tokenizer, config))
+                await asyncio.to_thread(release_heap)
             await launching
         except BaseException:
             launching.cancel()

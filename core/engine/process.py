@@ -22,6 +22,7 @@ import zmq
 from core.engine import protocol
 from core.engine.build import build_engine
 from core.engine.engine import Engine
+from core.engine.heap import release_heap
 from core.engine.protocol import Abort, Add, Call, Dying, Failed, Launch, Outputs, Ready, Rejected, Reply, Shutdown
 from core.engine.pulse import beating
 from core.errors import CoreError, EngineDeadError
@@ -154,6 +155,7 @@ def _build_and_run(
 ) -> int:
     try:
         engine = build_engine(launch.config, runner_factory=launch.runner_factory)
+        release_heap()
     except CoreError as error:
         outbox.send(protocol.encode(Failed(protocol.WireError.of(error), error.exit_code)))
         return error.exit_code
