@@ -193,7 +193,8 @@ def _check_addresses(builder: Any) -> None:
 
 def _check(pointers: Any, mask: Any, verb: str) -> None:
     """Raises where a lane that is not masked points outside of the launch's tensors."""
-    used = pointers.data if mask.all() else pointers.data[mask]
+    # A comparison keeps the type of its operands: a mask may come as integers.
+    used = pointers.data if mask.all() else pointers.data[mask.astype(bool)]
     if not used.size:
         return
     first = int(used.min())
