@@ -8,6 +8,9 @@ Parts of a weight [..., N, K] (experts lead with their own dim):
 - fp8_tensor, fp8_channel: weight float8_e4m3fn [..., N, K], scale float32, broadcast to [..., 1, 1] or [..., N, 1].
 - fp8_block: weight float8_e4m3fn [..., N, K], scale [..., ceil(N / 128), ceil(K / 128)]: float32, bfloat16, or powers
   of two as float8_e8m0fnu or as their uint8 exponents (value 2^(e - 127)).
+- int4_group: weight uint8 [..., N, K / 2], element 2i in the low four bits of byte i, 2i + 1 in the high ones; scale
+  [..., N, K / group], any float type, and zero uint8 of the same shape: value = (element - zero) * scale. Groups of 32,
+  64 or 128 elements along K, as the shapes say.
 - q8_0 ... q6_k: weight uint8 [..., N, bytes of a row], the blocks of GGUF, scales inside.
 """
 
@@ -25,6 +28,7 @@ from core.backend.weights import SCHEMES, Packed, Quantized, Scheme, register_sc
 __all__ = [
     "FP8_BLOCK",
     "GGUF_BLOCKS",
+    "INT4_GROUPS",
     "SCHEMES",
     "dense_rows",
     "int8_block32",
@@ -32,6 +36,7 @@ __all__ = [
     "quantize_fp8_block",
     "quantize_fp8_channel",
     "quantize_fp8_tensor",
+    "quantize_int4_group",
     "quantize_int8",
     "quantize_rows",
     "raw",
@@ -41,6 +46,9 @@ __all__ = [
 
 FP8_BLOCK = 128
 """Rows and columns that share a scale in scheme fp8_block."""
+
+INT4_GROUPS = (32, 64, 128)
+"""Elements along K that may share a scale and a zero in scheme int4_group."""
 
 _CHUNK_ELEMENTS = 1 << 20
 """Elements dequantized at a time: keeps temporaries in cache and the peak at one tensor."""
@@ -94,7 +102,8 @@ def dense_rows(weight: Packed, rows: Tensor) -> Tensor:
         scale = take(scale, rows.long() // scheme.row_block)
     if scheme.row_block > 1:
         return _scaled(values, _wide_columns(scale_values(scale), values.shape[-1]))
-    return scheme.dequantize({"weight": values, "scale": scale})
+    others = {name: take(part, rows) for name, part in parts.items() if name not in ("weight", "scale")}
+    return scheme.dequantize({"weight": values, "scale": scale, **others})
 
 
 def quantize_rows(x: Tensor, form: str) -> Quantized:
@@ -154,6 +163,23 @@ def quantize_fp8_block(weight: Tensor) -> tuple[Tensor, Tensor]:
     return _round_fp8(weight, wide), scale
 
 
+def quantize_int4_group(weight: Tensor, group: int = 128) -> tuple[Tensor, Tensor, Tensor]:
+    """Scheme int4_group of [..., N, K]: (weight uint8, scale float32, zero uint8); the range of a group holds 0.
+
+    Args:
+        weight: K is a multiple of `group`.
+        group: One of `INT4_GROUPS`.
+    """
+    assert group in INT4_GROUPS and weight.shape[-1] % group == 0, f"{weight.shape[-1]} columns in groups of {group}"
+    values = weight.to(torch.float32).unflatten(-1, (-1, group))
+    low, high = values.amin(-1).clamp(max=0), values.amax(-1).clamp(min=0)
+    scale = (high - low) / 15.0
+    step = scale.clamp(min=_TINY)
+    zero = (-low / step).round().clamp(0, 15)
+    codes = ((values / step.unsqueeze(-1)).round() + zero.unsqueeze(-1)).clamp(0, 15).to(torch.uint8).flatten(-2)
+    return codes[..., 0::2] | (codes[..., 1::2] << 4), scale, zero.to(torch.uint8)
+
+
 def _to_fp8(weight: Tensor, largest: Tensor) -> tuple[Tensor, Tensor]:
     scale = largest / _FP8_MAX
     return _round_fp8(weight, scale), scale
@@ -191,6 +217,13 @@ def _scaled_blocks(parts: Mapping[str, Tensor]) -> Tensor:
     return out
 
 
+def _int4_groups(parts: Mapping[str, Tensor]) -> Tensor:
+    packed, scale = parts["weight"], parts["scale"].to(torch.float32)
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2).unflatten(-1, (scale.shape[-1], -1))
+    centred: Tensor = codes.to(torch.float32).sub_(parts["zero"].to(torch.float32).unsqueeze(-1))
+    return centred.mul_(scale.unsqueeze(-1)).flatten(-2)
+
+
 def _unpacked(name: str, parts: Mapping[str, Tensor]) -> Tensor:
     """All blocks of a GGUF weight, a slice at a time."""
     elements, num_bytes, unpack = GGUF_BLOCKS[name]
@@ -213,6 +246,11 @@ def _register_all() -> None:
         name="fp8_block", parts=scaled, block=FP8_BLOCK, row_block=FP8_BLOCK, dequantize=_scaled_blocks, bits=8.002
     )
     register_scheme(block)
+    # A cut at the largest group is one at every group.
+    int4 = Scheme(
+        name="int4_group", parts=(*scaled, "zero"), block=max(INT4_GROUPS), dequantize=_int4_groups, bits=4.3125
+    )
+    register_scheme(int4)
     for name, (elements, num_bytes, _) in GGUF_BLOCKS.items():
         bits = num_bytes * 8 / elements
         unpack = partial(_unpacked, name)

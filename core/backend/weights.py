@@ -36,7 +36,8 @@ class Scheme:
     """How the elements of a weight [..., N, K] are stored in a checkpoint.
 
     Args:
-        name: The word in `OpSpec.scheme` ("none", "int8", "fp8_tensor", "fp8_channel", "fp8_block", "q4_1", ...).
+        name: The word in `OpSpec.scheme` ("none", "int8", "fp8_tensor", "fp8_channel", "fp8_block", "int4_group",
+            "q4_1", ...).
         parts: Names of the tensors of a source; "weight" first.
         block: Elements along K that share a scale (the whole row is 0).
         row_block: Rows of N that share a scale.

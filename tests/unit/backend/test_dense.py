@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -45,17 +46,18 @@ def dense_packed(weight: Tensor) -> Packed:
     return Packed(shape=weight.shape, scheme="none", tensors={"weight": weight})
 
 
-QUANTIZERS = {
+QUANTIZERS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "int8": weight_schemes.quantize_int8,
     "fp8_tensor": weight_schemes.quantize_fp8_tensor,
     "fp8_channel": weight_schemes.quantize_fp8_channel,
     "fp8_block": weight_schemes.quantize_fp8_block,
+    "int4_group": lambda weight: weight_schemes.quantize_int4_group(weight, 64),
 }
 
 
 def quantized_packed(scheme: str, weight: Tensor) -> Packed:
-    q, scale = QUANTIZERS[scheme](weight)
-    return Packed(shape=weight.shape, scheme=scheme, tensors={"weight": q, "scale": scale})
+    parts = zip(SCHEMES[scheme].parts, QUANTIZERS[scheme](weight), strict=True)
+    return Packed(shape=weight.shape, scheme=scheme, tensors=dict(parts))
 
 
 def gguf_packed(scheme: str, rows: int, blocks: int) -> Packed:
@@ -93,7 +95,7 @@ def test_embed_dequantizes_the_gathered_rows(scheme: str) -> None:
     if scheme == "none":
         weight = dense_packed(torch.randn(300, 256))
     elif scheme in QUANTIZERS:
-        weight = quantized_packed(scheme, torch.randn(300, 200))
+        weight = quantized_packed(scheme, torch.randn(300, 256 if scheme == "int4_group" else 200))
     else:
         weight = gguf_packed(scheme, 300, 2)
     ids = i32([299, 0, 128, 127, 5, 5])

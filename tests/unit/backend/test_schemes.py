@@ -127,17 +127,48 @@ def test_dequantizing_leaves_the_parts_alone() -> None:
     assert torch.equal(weight, before)
 
 
+@pytest.mark.parametrize("group", weight_schemes.INT4_GROUPS)
+def test_int4_groups_keep_within_a_step_of_their_own(group: int) -> None:
+    weight = torch.randn(2, 7, 256) * 10.0 ** torch.randint(-3, 3, (2, 7, 1)) + torch.rand(2, 7, 1)
+    packed, scale, zero = weight_schemes.quantize_int4_group(weight, group)
+    assert packed.shape == (2, 7, 128) and scale.shape == zero.shape == (2, 7, 256 // group)
+    parts = {"weight": packed, "scale": scale, "zero": zero}
+    back = SCHEMES["int4_group"].dequantize(parts)
+    assert back.dtype == torch.float32 and back.shape == weight.shape
+    wide = scale.repeat_interleave(group, dim=-1)
+    assert ((back - weight).abs() <= 1.001 * wide).all()
+    low = (packed[0, 3, 5] & 15).float() - zero[0, 3, 10 // group].float()
+    assert back[0, 3, 10] == low * scale[0, 3, 10 // group]
+    rows = torch.tensor([6, 0])
+    one = Packed(shape=(7, 256), scheme="int4_group", tensors={name: part[1] for name, part in parts.items()})
+    assert torch.equal(dense_rows(one, rows), back[1][rows])
+
+
+def test_int4_groups_of_zeros_stay_zeros() -> None:
+    packed, scale, zero = weight_schemes.quantize_int4_group(torch.zeros(3, 64), 32)
+    assert (SCHEMES["int4_group"].dequantize({"weight": packed, "scale": scale, "zero": zero}) == 0).all()
+    with pytest.raises(AssertionError, match="48 columns in groups of 32"):
+        weight_schemes.quantize_int4_group(torch.zeros(3, 48), 32)
+
+
 # -- registration ----------------------------------------------------------------------------------------------------
 
 
 def test_every_scheme_is_registered_once_under_its_name() -> None:
-    assert set(SCHEMES) == {"none", *QUANTIZERS, *GGUF}
+    assert set(SCHEMES) == {"none", "int4_group", *QUANTIZERS, *GGUF}
     assert all(scheme.name == name and scheme.parts[0] == "weight" for name, scheme in SCHEMES.items())
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "columns"),
-    [("none", 1, 1), ("int8", 1, 1), ("fp8_block", 128, 128), ("q4_1", 1, 32), ("q6_k", 1, 256)],
+    [
+        ("none", 1, 1),
+        ("int8", 1, 1),
+        ("fp8_block", 128, 128),
+        ("int4_group", 1, 128),
+        ("q4_1", 1, 32),
+        ("q6_k", 1, 256),
+    ],
 )
 def test_cuts_follow_the_blocks(name: str, rows: int, columns: int) -> None:
     assert (SCHEMES[name].granularity(0), SCHEMES[name].granularity(1)) == (rows, columns)

@@ -91,6 +91,14 @@ def _grid_read_column_first(parts: Parts) -> Parts:
     return {**parts, "scale": scale.flatten().view(scale.shape[::-1]).T.contiguous()}
 
 
+def _first_zero_for_all(parts: Parts) -> Parts:
+    return {**parts, "zero": parts["zero"][..., :1].expand(parts["zero"].shape).clone()}
+
+
+def _nibbles_of_pairs_exchanged(parts: Parts) -> Parts:
+    return {**parts, "weight": (parts["weight"] << 4) | (parts["weight"] >> 4)}
+
+
 def _x_saturates_at_64(op: Any, args: Any) -> Any:
     """Activations quantized with half of the range of int8."""
     if op.scheme != "int8" or not isinstance(args.x, Tensor):
@@ -133,6 +141,8 @@ MUTANTS: tuple[Mutant, ...] = (
     _scheme("fp8 scale left out", "fp8_tensor", _scale_left_out),
     _scheme("fp8 channel scale of the first row", "fp8_channel", _first_scale_for_all),
     _scheme("fp8 block scales read column first", "fp8_block", _grid_read_column_first),
+    _scheme("int4 zeros of the first group for all", "int4_group", _first_zero_for_all),
+    _scheme("int4 nibbles exchanged", "int4_group", _nibbles_of_pairs_exchanged),
     _gguf("q8_0 without signs", "q8_0", _signs_dropped(2, 34)),
     _gguf("q4_0 nibbles exchanged", "q4_0", _nibbles_exchanged(2)),
     _gguf("q4_1 without its minimum", "q4_1", _zeros(2, 4)),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -11,12 +13,14 @@ from core.backend import Packed, Quantized, torch_dtype
 from core.backend.ops import EmbedArgs, EmbedOp, LinearArgs, LinearOp
 from core.backend.schemes import (
     GGUF_BLOCKS,
+    INT4_GROUPS,
     SCHEMES,
     dense_rows,
     int8_row,
     quantize_fp8_block,
     quantize_fp8_channel,
     quantize_fp8_tensor,
+    quantize_int4_group,
     quantize_int8,
     quantize_rows,
 )
@@ -30,11 +34,12 @@ from core_conformance.tolerance import TIE_ULPS, U_ACC, reduction_bound, unit_ro
 _HALVES = {"bf16": DType.BFLOAT16, "fp16": DType.FLOAT16, "fp32": DType.FLOAT32}
 _SHAPES = ((1, 64, 48), (3, 71, 33), (17, 256, 130), (2, 1024, 8), (0, 64, 48))
 """(tokens, in_features, out_features): single rows, odd tails, more rows than a tile, a long sum, no token."""
-_QUANTIZERS = {
+_QUANTIZERS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "int8": quantize_int8,
     "fp8_tensor": quantize_fp8_tensor,
     "fp8_channel": quantize_fp8_channel,
     "fp8_block": quantize_fp8_block,
+    "int4_group": quantize_int4_group,
 }
 SCHEME_NAMES = (*_QUANTIZERS, *GGUF_BLOCKS)
 
@@ -176,6 +181,28 @@ def test_rounded_activations_are_those_that_the_verdict_declares(
             _compare(subject, op, out, _plain(act), weight, None)
 
 
+@check("L1/linear/int4-groups", [f"{group}-{dtype}" for group in INT4_GROUPS for dtype in _HALVES])
+def test_groups_of_every_size(subject: Subject, dice: torch.Generator, variant: str) -> None:
+    """Every group has its own scale and zero, of very different sizes; scales in the model's type."""
+    group, dtype = int(variant.split("-")[0]), _HALVES[variant.split("-")[1]]
+    op = _linear_op(dtype, 384, 40, scheme="int4_group")
+    linear = subject.bind(op)
+    spread = 2.0 ** torch.randint(-3, 4, (40, 384 // group), generator=dice).repeat_interleave(group, dim=1)
+    dense = (torch.randn(40, 384, generator=dice) + torch.rand(40, 1, generator=dice)) * spread
+    weight, scale, zero = quantize_int4_group(dense, group)
+    parts = {"weight": weight, "scale": scale.to(torch_dtype(dtype)), "zero": zero}
+    packed = subject.pack(parts, "int4_group", (40, 384), dtype)
+    x = torch.randn(3, 384, generator=dice).to(torch_dtype(dtype))
+    _compare(
+        subject,
+        op,
+        linear(LinearArgs(x=subject.put(x), weight=packed)),
+        x,
+        SCHEMES["int4_group"].dequantize(parts),
+        None,
+    )
+
+
 @check("L1/embed/scheme", [f"{scheme}-{dtype}" for scheme in SCHEME_NAMES for dtype in ("bf16", "fp32")])
 def test_quantized_embeddings(subject: Subject, dice: torch.Generator, variant: str) -> None:
     """Gathered rows are dequantized and rounded once."""
@@ -193,8 +220,8 @@ def test_quantized_embeddings(subject: Subject, dice: torch.Generator, variant: 
 def stored_weight(scheme: str, rows: int, columns: int, dice: torch.Generator) -> dict[str, Tensor]:
     """Parts of a weight of that scheme: quantized normal numbers, or random GGUF blocks with tame scales."""
     if scheme in _QUANTIZERS:
-        weight, scale = _QUANTIZERS[scheme](torch.randn(rows, columns, generator=dice))
-        return {"weight": weight, "scale": scale}
+        parts = _QUANTIZERS[scheme](torch.randn(rows, columns, generator=dice))
+        return dict(zip(SCHEMES[scheme].parts, parts, strict=True))
     elements, num_bytes, _ = GGUF_BLOCKS[scheme]
     blocks = torch.randint(0, 256, (rows, columns // elements, num_bytes), generator=dice, dtype=torch.uint8)
     for at in _half_places(scheme):
