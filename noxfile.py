@@ -42,6 +42,11 @@ ENVIRONMENT = ROOT / ".nox" / "dev"
 MODEL = "smollm2-135m-instruct"
 SIMULATED_ENGINES = ("L3/greedy*", "L3/preemption/*-copy", "L3/chunks/copy-*", "L3/drafts/random-copy-*")
 """What of L3 runs on simulated GPUs; the schedules do not depend on the chip."""
+ASCEND_COMPILER = (
+    "torch==2.13.0", "numpy==2.2.6", "pybind11", "llvmlite", "triton-ascend==3.2.0", "ascendnpu-ir==1.2.0",
+)  # fmt: skip
+"""triton-ascend lays its files over those of Triton."""
+TILELANG = ("torch==2.13.0", "numpy", "triton==3.8.0", "tilelang==0.1.15")
 CLIENTS = {
     "openai-2": "openai==2.54.0",
     "openai-3": "openai==3.57.0",
@@ -227,3 +232,53 @@ def isa(session: nox.Session) -> None:
     """The CPU kernels under qemu-user on processors that this machine is not; needs `qemu-x86_64` on the path."""
     _install(session, RUNTIME, *TEST_TOOLS)
     _run(session, "pytest", "tests/backend/cpu/test_kernels_qemu.py", *session.posargs)
+
+
+@chore
+def compiled(session: nox.Session) -> None:
+    """COMPILED: every Triton kernel for every target, without a GPU; arguments go to `python -m core_triton.aot`."""
+    _install(session, ALL)
+    _run(session, "python", "-m", "core_triton.aot", *session.posargs)
+
+
+@chore
+def compiled_ascend(session: nox.Session) -> None:
+    """The same kernels lowered for Ascend, and three of them run on the host; needs `mlir-translate` of LLVM 19."""
+    python = _own_environment(session, "ascend-compile", *ASCEND_COMPILER)
+    _run_alone(session, python, "-m", "core_triton.aot.ascend", *session.posargs)
+
+
+@chore
+def tilelang(session: nox.Session) -> None:
+    """COMPILED: the TileLang programs for each CUDA target, to lay beside Triton's kernels; needs `nvcc`."""
+    python = _own_environment(session, "tilelang", *TILELANG)
+    _run_alone(session, python, "backends/cuda/bench/compile_tilelang.py", *session.posargs)
+
+
+@chore
+def roofline(session: nox.Session) -> None:
+    """Bytes, operations and least time of each operation on each chip, from published figures: build/roofline."""
+    _install(session, ALL)
+    _run(session, "python", "-m", "core_triton.roofline", *(session.posargs or ["--out", "build/roofline"]))
+
+
+@chore
+def device(session: nox.Session) -> None:
+    """One GPU in at most eight minutes: L0 to L3, kernels, a model, shares of the measured limits; one record."""
+    _install(session, ALL, *TEST_TOOLS)
+    _run(session, "python", "benchmarks/device", *session.posargs)
+
+
+def _own_environment(session: nox.Session, name: str, *packages: str) -> Path:
+    """The interpreter of an environment for packages that cannot share one with the others."""
+    python = ENVIRONMENT.with_name(name) / "bin" / "python"
+    if not python.exists():
+        session.run(sys.executable, "-m", "venv", str(python.parents[1]), external=True)
+    session.run(str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages, external=True)
+    return python
+
+
+def _run_alone(session: nox.Session, python: Path, *arguments: str) -> None:
+    """Runs a program of such an environment over the project's sources."""
+    sources = os.pathsep.join((str(ROOT), str(ROOT / "backends" / "triton" / "src")))
+    session.run(str(python), *arguments, env={"PYTHONPATH": sources}, external=True)

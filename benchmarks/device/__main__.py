@@ -2,15 +2,17 @@
 
     python benchmarks/device --backend cuda [--out device-record.json] [--quick]
 
-The record is a `report.json` of the conformance suite with "measurements" beside its records, so that `core conformance
-report` takes it into the matrix. What the time did not suffice for is NOT_RUN in it. Exit code 0: everything that ran is
-acceptable. 1: something is not. 2: there is no such device.
+The record is a `report.json` of the conformance suite with "measurements" beside its records, so that `core
+conformance report` takes it into the matrix. What the time did not suffice for is NOT_RUN in it.
+
+Exit code 0: everything that ran is acceptable. 1: something is not. 2: there is no such device.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,9 +22,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+from stopwatch import best_seconds
+
 from core.errors import CoreError
 from core.spec import DType
-from core_conformance.served.roofline import measure_roofline
+from core_conformance.served.roofline import Roofline, measure_roofline
 from core_conformance.subject import Subject
 from core_conformance.target import Target, load_target
 from core_triton.roofline import CHIPS, Chip
@@ -47,6 +52,9 @@ def main() -> int:
     except CoreError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    if any(os.environ.get(name) != value for name, value in target.info.env.items()):
+        # As the core starts a backend's process: what SDKs read at start has to be there before.
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **target.info.env})
     _say(f"{device.name or device.arch}, {device.sdk}{', simulated' if device.simulated else ''}")
     measured: dict[str, Any] = {"device": device.arch, "simulated": device.simulated, "quick": arguments.quick}
     with tempfile.TemporaryDirectory() as folder:
@@ -63,7 +71,7 @@ def _measure(target: Target, arguments: argparse.Namespace, folder: Path, measur
     from engine_times import measure_engine
     from kernel_times import measure_kernels
 
-    limits = measure_roofline(target, DType.BFLOAT16, megabytes=16 if arguments.quick else 1024)
+    limits = _limits(target)
     chip = Chip(
         name="measured",
         backend=target.name,
@@ -85,6 +93,15 @@ def _measure(target: Target, arguments: argparse.Namespace, folder: Path, measur
     target.close()
     model = folder / "model"
     measured["engine"] = _stage("engine", lambda: measure_engine(arguments.backend, chip, model, quick=arguments.quick))
+
+
+def _limits(target: Target) -> Roofline:
+    """What the device can do; of a simulated one what torch does on the host, which says nothing of the chip."""
+    if not target.device.simulated:
+        return measure_roofline(target, DType.BFLOAT16, megabytes=1024)
+    x, y = torch.zeros(256, 256), torch.zeros(256, 256)
+    copy, product = (best_seconds(work, lambda: None, repeats=3) for work in (lambda: y.copy_(x), lambda: x @ x))
+    return Roofline(2.0 * x.nbytes / copy, 2.0 * 256**3 / product, "host copy", "host product")
 
 
 def _stage(name: str, work: Callable[[], Any]) -> Any:
