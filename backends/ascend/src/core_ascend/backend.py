@@ -110,7 +110,7 @@ class AscendBackend(Backend):
 
     def pack(self, source: WeightSource, scheme: Scheme, role: Role, dtype: torch.dtype) -> Packed:
         """Transposed, and in fractals for linear layers; embeddings, and schemes without a call, as they are."""
-        if role in ("embedding", "tied") or not weights.has_call(scheme.name, dtype, self._chip()):
+        if not weights.has_call(source, scheme.name, role, dtype, self._chip()):
             return super().pack(source, scheme, role, dtype)
         return weights.pack(source, scheme.name, role, dtype, self.device)
 

@@ -13,6 +13,7 @@ __all__ = [
     "HEAD_MULTIPLE",
     "INDEX_COUNTS",
     "INDEX_DIM",
+    "INT4_ROWS",
     "MASK_SIZE",
     "MAX_DELTA_HEADS",
     "MAX_DELTA_STEPS",
@@ -57,6 +58,8 @@ MAX_ROTARY_HEADS = 999
 """Most heads of the rotation call."""
 MAX_INNER = 65535
 """Largest inner dim of quantized and grouped products."""
+INT4_ROWS = 8
+"""Multiple of the rows of a 4-bit weight: eight share a word."""
 MAX_EXPERTS = 2048
 """Most experts of the routing call, groups padded to 32 each."""
 INDEX_DIM = 128

@@ -35,6 +35,7 @@ from core_ascend.limits import (
     HEAD_MULTIPLE,
     INDEX_COUNTS,
     INDEX_DIM,
+    INT4_ROWS,
     MAX_DELTA_HEADS,
     MAX_EXPERTS,
     MAX_HEAD_DIM,
@@ -177,6 +178,8 @@ def _int4(op: LinearOp, chip: Chip) -> Verdict:
     reason = _types(op, chip, wide=False)
     if not reason and max(op.in_features, op.out_features) > MAX_INNER:
         reason = f"the product with 4-bit weights takes at most {MAX_INNER} rows and columns"
+    if not reason and op.out_features % INT4_ROWS:
+        reason = f"the product with 4-bit weights takes a multiple of {INT4_ROWS} rows"
     return _native_or(reason)
 
 

@@ -9,24 +9,27 @@ from torch import Tensor
 
 from core.backend import Packed, WeightSource, torch_dtype
 from core_ascend.chips import Chip
-from core_ascend.limits import MAX_INNER
+from core_ascend.limits import INT4_ROWS, MAX_INNER
 from core_ascend.vendor import FRACTAL_NZ, PLAIN, npu
 
-__all__ = ["KERNEL_SCHEMES", "AscendPacked", "has_call", "pack"]
-
-KERNEL_SCHEMES = ("int8", "int4_group")
-"""Schemes that stay quantized in memory."""
+__all__ = ["AscendPacked", "has_call", "pack"]
 
 _PART = 65408
 """Rows of a part of a weight that is too wide: the largest multiple of 128 below the bound."""
 
 
-def has_call(scheme: str, dtype: torch.dtype, chip: Chip) -> bool:
-    """Whether a product of the chip reads such weights in a form of its own; else they stay as the core keeps them."""
+def has_call(source: WeightSource, scheme: str, role: str, dtype: torch.dtype, chip: Chip) -> bool:
+    """Whether a product of the chip reads such a weight in a form of its own; else it stays as the core keeps it."""
     halves = set(map(torch_dtype, chip.halves))
+    if role in ("embedding", "tied"):
+        return False
     if scheme == "none":
         return dtype in halves | {torch.float32}
-    return scheme in KERNEL_SCHEMES and dtype in halves and chip.row_scales
+    if not chip.row_scales or dtype not in halves or source.shape[-1] > MAX_INNER:
+        return False
+    if scheme == "int4_group":
+        return role == "linear" and source.shape[-2] <= MAX_INNER and source.shape[-2] % INT4_ROWS == 0
+    return scheme == "int8"
 
 
 class AscendPacked(Packed):
@@ -64,6 +67,8 @@ class AscendPacked(Packed):
 
     def dense(self) -> Tensor:
         """[.., N, K]: float32 of a quantized weight, else its own type."""
+        if self.scheme == "int4_group":
+            return self._dense_int4()
         wholes = []
         for weight, scale in self.parts():
             plain = npu().npu_format_cast(weight, PLAIN) if self.fractal else weight
@@ -73,11 +78,23 @@ class AscendPacked(Packed):
             wholes.append(rows)
         return torch.cat(wholes, dim=-2) if len(wholes) > 1 else wholes[0]
 
+    def _dense_int4(self) -> Tensor:
+        """By a product with ones on the diagonal: how the call orders its words is its own affair."""
+        tensors = self.tensors()
+        scale, rows = tensors["scale"], self.shape[-1]
+        ones = torch.eye(rows, dtype=scale.dtype, device=scale.device)
+        columns: Tensor = npu().npu_weight_quant_batchmatmul(
+            ones, tensors["weight"], scale, antiquant_offset=tensors["offset"], antiquant_group_size=self.group_size
+        )
+        return columns.t().float()
+
 
 def pack(source: WeightSource, scheme: str, role: str, dtype: torch.dtype, device: torch.device) -> AscendPacked:
     """One weight, transposed; the matrix of a linear layer in fractals where its type has them."""
     if scheme == "int8":
         return _pack_int8(source, role, device)
+    if scheme == "int4_group":
+        return _pack_int4(source, dtype, device)
     weight = source.dense(dtype).to(device).transpose(-2, -1).contiguous()
     fractal = role == "linear" and dtype in (torch.float16, torch.bfloat16)
     if fractal:
@@ -100,3 +117,19 @@ def _pack_int8(source: WeightSource, role: str, device: torch.device) -> AscendP
     return AscendPacked(
         shape=source.shape, scheme="int8", tensors=tensors, fractal=role == "linear", input_format="int8_row"
     )
+
+
+def _pack_int4(source: WeightSource, dtype: torch.dtype, device: torch.device) -> AscendPacked:
+    """Codes around zero, eight to a word, and scale and offset of each group along K in the model's type."""
+    found = source.parts()
+    low = found["weight"].to(device)
+    codes = torch.stack((low & 15, low >> 4), dim=-1).flatten(-2).t().to(torch.int32) - 8
+    scale, zero = (found[name].to(device).t().contiguous() for name in ("scale", "zero"))
+    groups = scale.shape[0]
+    tensors = {
+        "weight": npu().npu_convert_weight_to_int4pack(codes.contiguous()),
+        "scale": scale.to(dtype),
+        "offset": (8 - zero.to(torch.float32)).to(dtype),
+    }
+    group_size = source.shape[-1] // groups if groups > 1 else 0
+    return AscendPacked(shape=source.shape, scheme="int4_group", tensors=tensors, fractal=False, group_size=group_size)
