@@ -153,6 +153,37 @@ static __attribute__((noinline)) void finish_row(const LinearPlan& p, const char
   }
 }
 
+template <class T>
+CORE_INLINE void finish_plain(const LinearPlan& p, const float* c, int64_t m0, int64_t m1, int64_t panel, int np, int real) {
+  const LinearArgs& a = *p.args;
+  for (int q = 0; q < real; q++) {
+    int64_t n0 = (panel + q) * kPanel;
+    T* y = static_cast<T*>(a.y) + m0 * a.y_stride + n0;
+    const float* sums = c + q * 16;
+    if (a.w.row_scale) {
+      F scale = load(a.w.row_scale + n0);
+      for (int64_t m = m0; m < m1; m++, y += a.y_stride, sums += np * 16) storex(y, mul(load(sums), scale));
+    } else {
+      for (int64_t m = m0; m < m1; m++, y += a.y_stride, sums += np * 16) storex(y, load(sums));
+    }
+  }
+}
+
+// Results of rows [m0, m1) and `real` panels, which lie in c as [m1 - m0][np][16].
+static __attribute__((noinline)) void finish_rows(const LinearPlan& p, const float* c, int64_t m0, int64_t m1, int64_t panel,
+                                                  int np, int real) {
+  const LinearArgs& a = *p.args;
+  if (a.w.bias || p.a_scale || (panel + real) * kPanel > a.w.n) {
+    for (int64_t m = m0; m < m1; m++) finish_row(p, reinterpret_cast<const char*>(c + (m - m0) * np * 16), m, panel, real);
+  } else if (a.y_dtype == kF32) {
+    finish_plain<float>(p, c, m0, m1, panel, np, real);
+  } else if (a.y_dtype == kBF16) {
+    finish_plain<BF16>(p, c, m0, m1, panel, np, real);
+  } else {
+    finish_plain<F16>(p, c, m0, m1, panel, np, real);
+  }
+}
+
 CORE_INLINE void prefetch(const char* p, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
@@ -212,8 +243,7 @@ static void run_task(const LinearPlan& p, int64_t panel, int np, int real, int64
       run_tile<K>(p, x, b, k, s.c + (m0 - row0) * np * 16, int(mr), np, real, panel, k0, s.part);
     }
   }
-  for (int64_t m = row0; m < tile_start(p, tile1); m++)
-    finish_row(p, reinterpret_cast<const char*>(s.c + (m - row0) * np * 16), m, panel, real);
+  finish_rows(p, s.c, row0, tile_start(p, tile1), panel, np, real);
 }
 
 template <class K>
@@ -274,11 +304,9 @@ static void direct_range(void* context, int64_t begin, int64_t end) {
   for (int64_t panel = begin; panel < end; panel++) {
     F acc[MR];
     direct_panel<S, MR>(p.data + panel * p.panel_bytes, static_cast<const float*>(p.a), p.a_sum, p.args->w.k, acc);
-    float c[16];
-    CORE_UNROLL for (int m = 0; m < MR; m++) {
-      store(c, acc[m]);
-      finish_row(p, reinterpret_cast<const char*>(c), m, panel, 1);
-    }
+    float c[MR * 16];
+    CORE_UNROLL for (int m = 0; m < MR; m++) store(c + m * 16, acc[m]);
+    finish_rows(p, c, 0, MR, panel, 1, 1);
   }
 }
 

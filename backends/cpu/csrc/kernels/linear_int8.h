@@ -14,7 +14,7 @@ namespace {
 constexpr int kActBlock = 32;
 constexpr int kInt8Rows = kAccumulators == 24 ? 6 : kAccumulators / 2 + 1 > 3 ? 3 : 2;  // rows of a tile
 constexpr int kInt8Panels = kAccumulators == 24 ? 2 : 1;
-constexpr int kInt8DirectRows = kAccumulators == 24 ? 4 : 2;  // up to so many, weights are not unpacked into a tile first
+constexpr int kInt8DirectRows = kAccumulators == 24 ? 8 : 2;  // up to so many, weights are not unpacked into a tile first
 constexpr int kInt8Blocks = 8;                                // blocks of 32 between two visits of C
 constexpr int kInt8ChunkTiles = 20;
 
@@ -110,11 +110,9 @@ static void int8_direct(void* context, int64_t begin, int64_t end) {
         }
       }
     }
-    float c[16];
-    CORE_UNROLL for (int m = 0; m < MR; m++) {
-      store(c, acc[m]);
-      finish_row(p, reinterpret_cast<const char*>(c), m, panel, 1);
-    }
+    float c[MR * 16];
+    CORE_UNROLL for (int m = 0; m < MR; m++) store(c + m * 16, acc[m]);
+    finish_rows(p, c, 0, MR, panel, 1, 1);
   }
 }
 
@@ -225,21 +223,21 @@ static void int8_range(void* context, int64_t begin, int64_t end) {
         pick_int8_tile<UnpackedForm<kQuads, S::kHasScale, S::kHasMin>>(mr)(a, scratch_.b, real == NP ? kLdb : 0, count, c, k0 == 0);
       }
     }
-    for (int64_t m = row0; m < tile_start(p, tile1); m++)
-      finish_row(p, reinterpret_cast<const char*>(scratch_.c + (m - row0) * NP * 16), m, panel, real);
+    finish_rows(p, scratch_.c, row0, tile_start(p, tile1), panel, NP, real);
   }
 }
 
 // ------------------------------------------------------------------ entry
 template <class S>
 CORE_INLINE RangeFn int8_direct_fn(int64_t m) {
-  if (m == 1) return int8_direct<S, 1>;
-  if (m == 2) return int8_direct<S, 2>;
-  if constexpr (kInt8DirectRows >= 4) {
-    if (m == 3) return int8_direct<S, 3>;
-    if (m == 4) return int8_direct<S, 4>;
+  if (m > kInt8DirectRows) return nullptr;
+  if constexpr (kInt8DirectRows == 2) {
+    return m == 1 ? int8_direct<S, 1> : int8_direct<S, 2>;
+  } else {
+    static constexpr RangeFn kTable[8] = {int8_direct<S, 1>, int8_direct<S, 2>, int8_direct<S, 3>, int8_direct<S, 4>,
+                                          int8_direct<S, 5>, int8_direct<S, 6>, int8_direct<S, 7>, int8_direct<S, 8>};
+    return kTable[m - 1];
   }
-  return nullptr;
 }
 
 template <class S>
