@@ -1,6 +1,9 @@
 #include "pool.h"
 
 #include <pthread.h>
+#include <sched.h>
+
+#include <cstdlib>
 
 #include <thread>
 
@@ -19,6 +22,22 @@ void pause() {
 }
 
 uint32_t epoch_of(uint64_t state) { return static_cast<uint32_t>(state >> 32); }
+
+// With CORE_CPU_BIND=1 worker i stays on the i-th processor that the process may use, the caller's being number 0. Not by
+// default: beside other processes a bound worker waits for its processor while another one is free.
+void bind_worker(int64_t index) {
+  const char* text = std::getenv("CORE_CPU_BIND");
+  cpu_set_t allowed, one;
+  if (!text || std::atoi(text) != 1 || sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;
+  int64_t left = index % CPU_COUNT(&allowed);
+  for (int cpu = 0; cpu < CPU_SETSIZE; cpu++) {
+    if (!CPU_ISSET(cpu, &allowed) || left-- > 0) continue;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    sched_setaffinity(0, sizeof(one), &one);  // of the calling thread alone
+    return;
+  }
+}
 
 void forget_in_child() { g_pool.store(nullptr, std::memory_order_relaxed); }
 
@@ -80,7 +99,12 @@ void Pool::run(int64_t parts, PartFn fn, void* context) {
 }
 
 void Pool::grow(int64_t workers) {
-  for (; workers_ < workers; workers_++) std::thread([this] { work(); }).detach();
+  for (; workers_ < workers; workers_++) {
+    std::thread([this, index = workers_ + 1] {
+      bind_worker(index);
+      work();
+    }).detach();
+  }
 }
 
 // Waits for an epoch other than `seen`: spinning first, then asleep.

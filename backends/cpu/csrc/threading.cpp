@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <new>
 #include <thread>
@@ -27,15 +28,38 @@ struct Scratch {
 
 thread_local Scratch t_scratch;
 
-// OMP_NUM_THREADS where it is set, else the processors that this process may use.
+// Cores' worth of time that the control group of a container allows, rounded up; 0 where it sets no limit.
+int quota_cores() {
+  long long quota = -1, period = 0;
+  if (std::FILE* file = std::fopen("/sys/fs/cgroup/cpu.max", "r")) {  // version 2: "200000 100000" or "max 100000"
+    if (std::fscanf(file, "%lld %lld", &quota, &period) != 2) quota = -1;
+    std::fclose(file);
+  } else {
+    auto number = [](const char* path) {
+      long long value = -1;
+      if (std::FILE* one = std::fopen(path, "r")) {
+        if (std::fscanf(one, "%lld", &value) != 1) value = -1;
+        std::fclose(one);
+      }
+      return value;
+    };
+    quota = number("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
+    period = number("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+  }
+  return quota > 0 && period > 0 ? int((quota + period - 1) / period) : 0;
+}
+
+// OMP_NUM_THREADS where it is set, else the processors that this process may use, at most what a container's quota pays for:
+// more threads than that spend it spinning and are then all put aside together.
 int default_threads() {
   if (const char* text = std::getenv("OMP_NUM_THREADS")) {
     int count = std::atoi(text);
     if (count > 0) return count;
   }
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : int(std::thread::hardware_concurrency());
+  if (int quota = quota_cores()) cores = std::min(cores, quota);
+  return std::max(1, cores);
 }
 
 struct Range {

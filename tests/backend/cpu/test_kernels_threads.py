@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -83,3 +86,30 @@ def test_a_forked_child_gets_workers_of_its_own() -> None:
     assert ours.recv_bytes() == expected.numpy().tobytes()
     child.join(timeout=10)
     assert child.exitcode == 0
+
+
+_BOUND = """
+import os, time, torch
+from core_cpu import kernels
+kernels.set_num_threads(len(os.sched_getaffinity(0)))
+before = set(os.listdir("/proc/self/task"))
+kernels.linear(torch.randn(64, 512), kernels.pack(torch.randn(512, 512)))
+workers = set(os.listdir("/proc/self/task")) - before
+asked, end = os.environ["CORE_CPU_BIND"] == "1", time.monotonic() + 30
+while True:  # a worker may come to run after the call that it was made for
+    found = sorted(tuple(os.sched_getaffinity(int(worker))) for worker in workers)
+    if time.monotonic() > end or all((len(cpus) == 1) == asked for cpus in found):
+        break
+    time.sleep(0.01)
+print(found)
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one processor has no workers")
+@pytest.mark.parametrize("bind", ["0", "1"])
+def test_workers_are_bound_to_processors_only_where_that_is_asked_for(bind: str) -> None:
+    allowed = sorted(os.sched_getaffinity(0))
+    env = {**os.environ, "CORE_CPU_BIND": bind}
+    told = subprocess.run([sys.executable, "-c", _BOUND], env=env, capture_output=True, text=True, check=True).stdout
+    each = [(cpu,) for cpu in allowed[1:]] if bind == "1" else [tuple(allowed)] * (len(allowed) - 1)
+    assert told.strip() == str(each)

@@ -223,7 +223,5 @@ def test_a_torch_that_counts_otherwise_is_told(cuda: FakeCuda, monkeypatch: pyte
     monkeypatch.setattr(CudaBackend, "look", lambda self: Found(devices=(device,), ordinals=(0,)))
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(major=8, minor=0))
-    with pytest.raises(
-        BackendUnavailableError, match=r"sm_90 for the driver and sm_80 for torch.*CUDA_DEVICE_ORDER"
-    ):
+    with pytest.raises(BackendUnavailableError, match=r"sm_90 for the driver and sm_80 for torch.*CUDA_DEVICE_ORDER"):
         CudaBackend().open(0, OpenConfig())
