@@ -269,6 +269,16 @@ def device(session: nox.Session) -> None:
     _run(session, "python", "benchmarks/device", *session.posargs)
 
 
+@chore
+def ascend(session: nox.Session) -> None:
+    """A simulated NPU over the real torch_npu: its tests, L0 to L2 of the suite, and greedy decoding of L3."""
+    _install(session, ALL, *TEST_TOOLS)
+    _run(session, "pytest", "tests/backend/ascend", *session.posargs)
+    for selection in (("--level", "L2"), ("--level", "L3", "-k", "L3/greedy")):
+        suite = ("core", "conformance", "run", "--backend", "ascend", *selection)
+        _run(session, "python", "tests/backend/ascend/npu_environment.py", *suite)
+
+
 def _own_environment(session: nox.Session, name: str, *packages: str) -> Path:
     """The interpreter of an environment for packages that cannot share one with the others."""
     python = ENVIRONMENT.with_name(name) / "bin" / "python"

@@ -1,6 +1,6 @@
 """Makes the environment in which torch_npu is importable: this one's packages, and the wheel beside them.
 
-`python tests/backend/ascend/npu_environment.py` prints its interpreter.
+Run as a program it prints the interpreter, or runs `core ARGS` in it on a simulated NPU.
 """
 
 from __future__ import annotations
@@ -63,5 +63,14 @@ def _run(command: list[str]) -> None:
         raise NoEnvironment(f"{TORCH_NPU} could not be installed: {last}")
 
 
+def main() -> int:
+    """Prints the interpreter, or runs `core ARGS` in it on a simulated NPU."""
+    python = npu_python()
+    if sys.argv[1:2] != ["core"]:
+        print(python)
+        return 0
+    return subprocess.run([str(python), "-m", "core.cli", *sys.argv[2:]], env=simulated(), check=False).returncode
+
+
 if __name__ == "__main__":
-    print(npu_python())
+    sys.exit(main())

@@ -109,7 +109,10 @@ class _Case:
                 local = expert - op.first_expert - first
                 if not 0 <= local < op.num_experts:
                     continue
-                gate, up = (gate_up[local] @ self._taken(row, wide)).split(op.intermediate_size)
+                both = gate_up[local] @ self._taken(row, wide)
+                # Products and gate may be calls of their own, with memory in the model's type between them.
+                both = both.to(dtype).to(wide) if rounded else both
+                gate, up = both.split(op.intermediate_size)
                 gate, up = (up, gate) if swapped else (gate, up)
                 hidden = _activate(gate, op.activation) * up
                 hidden = hidden.to(dtype).to(wide) if rounded else hidden

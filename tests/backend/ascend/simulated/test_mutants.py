@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -44,9 +45,15 @@ def changed(**how: Callable[[Any], Any]) -> Callable[[Callable[..., Any]], Calla
     """Calls the honest numerics with arguments that were changed on the way."""
 
     def make(honest: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: honest(
-            *args, **{k: how[k](v) if k in how and v is not None else v for k, v in kwargs.items()}
-        )
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # The dispatcher hands over by position what may come so.
+            bound = inspect.signature(honest).bind(*args, **kwargs)
+            for name, value in bound.arguments.items():
+                if name in how and value is not None:
+                    bound.arguments[name] = how[name](value)
+            return honest(*bound.args, **bound.kwargs)
+
+        return run
 
     return make
 
