@@ -57,7 +57,7 @@ def _quant_matmul(x1, x2, scale, *, pertoken_scale=None, bias=None, output_dtype
 
 
 @numerics("npu::npu_weight_quant_batchmatmul")
-def _weight_quant(
+def _weight_quant(  # type: ignore[no-untyped-def]
     x,
     weight,
     antiquant_scale,
@@ -66,7 +66,7 @@ def _weight_quant(
     quant_offset=None,
     bias=None,
     antiquant_group_size=0,
-):  # type: ignore[no-untyped-def]
+):
     call = "npu_weight_quant_batchmatmul"
     need_types(call, chip_types.halves, x=x, antiquant_scale=antiquant_scale, antiquant_offset=antiquant_offset)
     rows = x.shape[1]
