@@ -21,6 +21,7 @@ SOURCES = {
     "core_triton": "backends/triton/src/core_triton",
     "core_cuda": "backends/cuda/src/core_cuda",
     "core_rocm": "backends/rocm/src/core_rocm",
+    "core_ascend": "backends/ascend/src/core_ascend",
     "core_conformance": "conformance/src/core_conformance",
 }
 """Import packages of the project and where their sources are."""

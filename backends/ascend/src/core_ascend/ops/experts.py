@@ -84,7 +84,7 @@ def experts(op: ExpertsOp) -> Callable[[ExpertsArgs], Tensor]:
         hidden = gate(product(ordered, scales, args.gate_up, counts))
         again, scales = _requantized(hidden, op.scheme == "int8")
         out = product(again, scales, args.down, counts)
-        rows = vendor.npu_moe_token_unpermute(out, places.abs()).unflatten(0, (-1, op.top_k))
+        rows = vendor.npu_moe_token_unpermute(out, places.clamp(min=0)).unflatten(0, (-1, op.top_k))
         # Weighed here, since the call would round the weights; rows of no expert hold whatever memory held.
         weighed = torch.where(mine[..., None], rows.float() * args.weights[..., None], 0.0)
         summed: Tensor = weighed.sum(1).to(dtype)
