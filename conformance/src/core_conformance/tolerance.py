@@ -66,7 +66,7 @@ LENGTH_SHARE = (0.9, 1.1)
 ACCURACY_MARGIN = 0.2
 """A document on which the reference's decision is nearer than this, in nats, counts for nobody: rounding decides it.
 
-Transformers itself, in bfloat16, decides otherwise than in float32 at margins of up to 0.12 (SmolLM2-135M, 180 answers)."""
+Transformers decides otherwise in bfloat16 than in float32 at margins of up to 0.12 (SmolLM2-135M, 120 answers)."""
 PERFORMANCE_FLOOR: dict[str, dict[str, float]] = {
     "VALIDATED": {"decode": 0.05, "prefill": 0.02},
     "SIMULATED": {},

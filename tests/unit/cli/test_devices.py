@@ -32,7 +32,8 @@ def test_devices_remedies_and_errors_are_shown(
     monkeypatch.setattr(devices, "list_backends", lambda probe: LISTINGS)
     devices.show_backends(as_json=False)
     shown = capsys.readouterr().out
-    for words in ("Toy One", "toy-1", "2.0 GiB", "ok (9.9)", "no device; plug it in", "no device; Toy Zero is", "ImportError: no libtoy"):
+    told = ("Toy One", "toy-1", "2.0 GiB", "ok (9.9)", "no device; plug it in", "no device; Toy Zero is")
+    for words in (*told, "ImportError: no libtoy"):
         assert words in shown
     devices.show_backends(as_json=True)
     listed = json.loads(capsys.readouterr().out)
