@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, cast
@@ -85,7 +86,8 @@ def list_backends(*, probe: bool = False) -> list[BackendListing]:
     listings = [listing for entry in _entry_points() for listing in _ask(entry)]
     listings = _refuse_duplicates(listings)
     if probe:
-        listings = [_with_devices(listing) for listing in listings]
+        with ThreadPoolExecutor() as pool:  # each is a process of its own that imports for seconds
+            listings = list(pool.map(_with_devices, listings))
     return sorted(listings, key=lambda item: (item.info is None, -(item.info.priority if item.info else 0), item.name))
 
 

@@ -17,6 +17,7 @@ from core import plugins
 from core.backend import BackendUnavailableError, OpenConfig
 from core.backend.ops import RmsNormOp
 from core.cli import main
+from core.cli.devices import show_backends
 from core.spec import BackendInfo, DeviceInfo, DType
 from core_cuda.backend import CudaBackend
 from core_rocm.backend import RocmBackend
@@ -72,9 +73,12 @@ def test_serve_ends_at_once_without_a_device_and_leaves_nothing(model: str, tmp_
 
 
 @without_device
-def test_no_device_is_a_row_with_its_reason_and_auto_takes_the_cpu() -> None:
-    done = run_core("backends", "--json", env=WITHOUT)
-    rows = {row["name"]: row for row in json.loads(done.stdout)}
+def test_no_device_is_a_row_with_its_reason_and_auto_takes_the_cpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plugins, "PROBE_TIMEOUT_S", 240.0)
+    show_backends(as_json=True)
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
     for name, reason in REASONS.items():
         assert rows[name]["devices"] == [] and rows[name]["error"] is None
         assert rows[name]["passed_over"].startswith(reason)

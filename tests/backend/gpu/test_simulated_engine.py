@@ -16,6 +16,7 @@ from core.backend.reference import COMPOSITES
 from core.spec import DType
 from core_conformance.engines.rig import compare_all, engine
 from core_conformance.subject import Subject
+from core_conformance.suite.test_l1_attention import attention_op, check_attention
 
 CHOICE = {
     ("cuda", "sm_90"): (
@@ -60,7 +61,7 @@ def test_the_methods_keep_the_contract(device: str, arch: str) -> None:
 BUGS = {
     "dropped rescale": (
         "attention", "attention_kernel", "summed * rescale[:, None] + tl.dot(", "summed + tl.dot(",
-        "L1/attention/large-logits-fp32",
+        "L1/attention/every-block-size-fp32",
     ),
     "off-by-one mask": (
         "attention", "attention_kernel", "keys[None, :] <= position[:, None]", "keys[None, :] < position[:, None]",
@@ -110,6 +111,13 @@ def _exponent_scaled(op: LinearOp) -> LinearArgs:
 def _error(got: torch.Tensor, exact: torch.Tensor) -> float:
     """Relative, in root mean square."""
     return float((got.float() - exact).square().mean().sqrt() / exact.square().mean().sqrt())
+
+
+@pytest.mark.parametrize(("device", "arch"), [("cuda", "sm_90"), ("rocm", "gfx942")], ids=lambda value: value)
+def test_long_contexts_are_cut_into_parts_and_joined(device: str, arch: str) -> None:
+    """More keys than the suite's lengths at this block size: many tiles a part, and several parts of one request."""
+    with simulated(device, arch) as target:
+        check_attention(Subject(target), attention_op(DType.BFLOAT16), [1, 1], [40, 700])
 
 
 def test_decode_steps_are_recorded_and_replayed() -> None:

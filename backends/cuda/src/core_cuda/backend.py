@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from core_cuda import driver
+from collections.abc import Callable
+from typing import Any
+
+from core.backend import Verdict
+from core.backend.ops import AttentionOp, OpSpec
+from core.spec import DeviceInfo
+from core_cuda import driver, providers
 from core_triton.backend import TritonBackend
 from core_triton.probing import Found
 
@@ -14,5 +20,19 @@ class CudaBackend(TritonBackend):
 
     family = "cuda"
 
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        return (providers.FLASH_BLOCK_SIZE,) if providers.chosen() else super().block_sizes
+
     def look(self) -> Found:
         return driver.look()
+
+    def supports(self, op: OpSpec, device: DeviceInfo) -> Verdict:
+        verdict = super().supports(op, device)
+        by_provider = isinstance(op, AttentionOp) and bool(providers.chosen()) and verdict.kind != "NO"
+        return providers.verdict(op) if by_provider else verdict
+
+    def bind(self, op: OpSpec) -> Callable[..., Any]:
+        if isinstance(op, AttentionOp) and providers.chosen():
+            return self.launched(providers.bind(op))
+        return super().bind(op)
