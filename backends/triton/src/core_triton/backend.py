@@ -45,6 +45,8 @@ BLOCK_SIZES = (16, 32, 64, 128)
 """Tokens a KV block that the kernels take."""
 _FP8 = frozenset({DType.FLOAT8_E4M3FN, DType.FLOAT8_E4M3FNUZ, DType.FLOAT8_E5M2})
 
+_COLLECTIVE = frozenset({"dispatch", "combine"})
+
 
 class TritonBackend(Backend):
     """A GPU whose operations are the Triton kernels of this package.
@@ -59,6 +61,11 @@ class TritonBackend(Backend):
     def __init__(self) -> None:
         self._target: Target | None = None
         self._gpu: Gpu | None = None
+
+    @property
+    def block_sizes(self) -> tuple[int, ...]:
+        """Tokens a KV block that the kernels take, the preferred one first."""
+        return BLOCK_SIZES
 
     @abc.abstractmethod
     def look(self) -> Found:
@@ -91,6 +98,8 @@ class TritonBackend(Backend):
             known = ", ".join(simulation.archs(self.family))
             return Verdict.no(f"{device.arch} is none of the chips that the kernels are built for ({known})")
         _load_kernels(device.simulated)
+        if op.name in _COLLECTIVE:
+            return Verdict.composite("collectives, with copies around them: there is nothing for a kernel to do")
         verdict = registry.verdict(op, target)
         if verdict.kind is Kind.COMPOSITE and getattr(op, "kv_dtype", None) in _FP8:
             # Nobody has such a cache without having asked for it: it is refused, and not made slow.
@@ -100,7 +109,10 @@ class TritonBackend(Backend):
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         if self._target is None:
             raise UnsupportedError(op.describe(), "the device is not open", "open it first")
-        run = registry.bind(op, self._target)
+        return self.launched(registry.bind(op, self._target))
+
+    def launched(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """`run` with this device as the thread's current one, where there is a choice."""
         return run if self._gpu is None else self._gpu.guarded(run)
 
     def kv_layout(self, spec: KVCacheSpec, block_size: int) -> KVLayout:
@@ -110,10 +122,10 @@ class TritonBackend(Backend):
             UnsupportedError: the kernels do not take such blocks.
         """
         # A block of a STATE cache is a slot, of one state.
-        if spec.kind is not CacheKind.STATE and block_size not in BLOCK_SIZES:
+        if spec.kind is not CacheKind.STATE and block_size not in self.block_sizes:
             raise UnsupportedError(
                 "kv_cache",
-                f"the kernels take blocks of {', '.join(map(str, BLOCK_SIZES))} tokens, not of {block_size}",
+                f"the kernels take blocks of {', '.join(map(str, self.block_sizes))} tokens, not of {block_size}",
                 "give another --block-size, or none",
             )
         return super().kv_layout(spec, block_size)
@@ -155,7 +167,7 @@ class TritonBackend(Backend):
         _load_kernels(simulated=True)
         self._target = interpreted(device.arch)
         self.device = torch.device("cpu")
-        self.capabilities = Capabilities(block_sizes=BLOCK_SIZES, transfer_kinds=("device",))
+        self.capabilities = Capabilities(block_sizes=self.block_sizes, transfer_kinds=("device",))
 
     def _open_gpu(self, index: int) -> None:
         found = self.look()
@@ -184,7 +196,7 @@ class TritonBackend(Backend):
         self._target = TARGETS[arch]
         self.device = self._gpu.device
         self.capabilities = Capabilities(
-            block_sizes=BLOCK_SIZES, pinned_memory=True, alignment=256, transfer_kinds=("device", "host")
+            block_sizes=self.block_sizes, pinned_memory=True, alignment=256, transfer_kinds=("device", "host")
         )
 
 
