@@ -43,10 +43,11 @@ def merge_kernel(
     # A part without keys may hold anything and is not read.
     values = tl.load(
         outs + (parts.to(tl.int64) * num_rows + row)[:, None] * DIM + dims[None, :],
-        mask=(weights > 0)[:, None] & (dims < DIM)[None, :],
+        mask=(weights != 0)[:, None] & (dims < DIM)[None, :],
         other=0.0,
     ).to(tl.float32)
-    joined = tl.sum(values * weights[:, None], 0) / tl.where(total > 0, total, 1.0)
+    divisor = tl.where(total == 0, 1.0, total)
+    joined = tl.sum(values * weights[:, None], 0) / divisor
     tl.store(out + row * DIM + dims, joined.to(out.dtype.element_ty), mask=dims < DIM)
     if LSE:
-        tl.store(lse + row, tl.where(total > 0, shift + tl.log(tl.where(total > 0, total, 1.0)), float("-inf")))
+        tl.store(lse + row, tl.where(total == 0, float("-inf"), shift + tl.log(divisor)))

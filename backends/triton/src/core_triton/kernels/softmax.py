@@ -42,7 +42,10 @@ def join_sink(sink, peak, total):
 
 @triton.jit
 def finish(peak, total):
-    """(what to divide the sum by, natural log of the denominator): 1 and -inf where no key was seen."""
-    seen = total > 0
-    divisor = tl.where(seen, total, 1.0)
-    return divisor, tl.where(seen, (peak + tl.log2(divisor)) * LN2, float("-inf"))
+    """(what to divide the sum by, natural log of the denominator): 1 and -inf where no key was seen.
+
+    A total that is no number stays one: it must not pass for a part without keys.
+    """
+    unseen = total == 0
+    divisor = tl.where(unseen, 1.0, total)
+    return divisor, tl.where(unseen, float("-inf"), (peak + tl.log2(divisor)) * LN2)
