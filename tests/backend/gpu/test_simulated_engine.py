@@ -14,7 +14,7 @@ from core.backend import Packed
 from core.backend.ops import LinearArgs, LinearOp
 from core.backend.reference import COMPOSITES
 from core.spec import DType
-from core_conformance.engines.rig import compare_all, engine
+from core_conformance.engines.rig import engine, golden_set
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_attention import attention_op, check_attention
 
@@ -24,19 +24,13 @@ CHOICE = {
         "L2/chunks/gemma3-bf16",
         "L2/quantized/fp8-bf16",
         "L3/greedy/llama",
-        "L3/greedy-half/copy",
         "L3/preemption/swap-copy",
     ),
-    ("cuda", "sm_80"): ("L2/quantized/fp8-bf16", "L2/quantized/int8-bf16"),
-    ("rocm", "gfx942"): (
-        "L2/logits/qwen2-block-plus-1-bf16",
-        "L2/mixed/mistral-bf16",
-        "L2/quantized/fp8-bf16",
-        "L3/greedy/llama",
-        "L3/greedy-half/copy",
-    ),
+    ("cuda", "sm_80"): ("L2/quantized/fp8-bf16",),
+    ("rocm", "gfx942"): ("L2/mixed/mistral-bf16", "L2/quantized/fp8-bf16", "L3/greedy-half/copy"),
     ("rocm", "gfx950"): ("L2/quantized/fp8-bf16", "L3/greedy-half/copy"),
 }
+"""Some of each level. The two AMD chips have different 8-bit floats, and one NVIDIA chip has none."""
 
 
 @pytest.mark.timeout(900)
@@ -121,11 +115,9 @@ def test_long_contexts_are_cut_into_parts_and_joined(device: str, arch: str) -> 
 
 
 def test_decode_steps_are_recorded_and_replayed() -> None:
-    """Greedy tokens are those of the reference though most steps run no Python of the model."""
-    with simulated("cuda", "sm_90") as target:
-        subject = Subject(target)
-        with engine(subject, "copy") as rig:
-            compare_all(subject, rig, "recorded steps")
-            graphs = rig.runner.graphs
-            assert graphs.num_replays > 10
-            assert {query_len for query_len, _ in graphs.sizes} == {1}
+    """Greedy tokens are those of the reference though nearly every step ran no Python of the model."""
+    with simulated("cuda", "sm_90") as target, engine(Subject(target), "copy") as rig:
+        golden = golden_set("copy", rig.block_size, 10)[0]
+        assert rig.run([golden.prompt], max_tokens=len(golden.tokens)) == [golden.tokens]
+        assert rig.runner.graphs.num_replays >= len(golden.tokens) - 2
+        assert rig.runner.graphs.sizes == [(1, 1)]

@@ -29,8 +29,9 @@ class CudaBackend(TritonBackend):
 
     def supports(self, op: OpSpec, device: DeviceInfo) -> Verdict:
         verdict = super().supports(op, device)
-        by_provider = isinstance(op, AttentionOp) and bool(providers.chosen()) and verdict.kind != "NO"
-        return providers.verdict(op) if by_provider else verdict
+        if isinstance(op, AttentionOp) and providers.chosen() and verdict.kind != "NO":
+            return providers.verdict(op)
+        return verdict
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         if isinstance(op, AttentionOp) and providers.chosen():
