@@ -23,16 +23,21 @@ from core.backend import (
     KVSlab,
     MemoryInfo,
     OpenConfig,
+    Packed,
     Pending,
     Plan,
+    Role,
+    Scheme,
     TorchCommunicator,
     UnsupportedError,
     Verdict,
+    WeightSource,
 )
 from core.backend.ops import OpSpec
 from core.spec import CacheKind, Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_triton import interpreter, ops, registry, simulation
 from core_triton.gpu import Gpu
+from core_triton.packing import suited
 from core_triton.probing import Found
 from core_triton.simulated_graphs import record
 from core_triton.target import TARGETS, Target, interpreted
@@ -114,6 +119,10 @@ class TritonBackend(Backend):
     def launched(self, run: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """`run` with this device as the thread's current one, where there is a choice."""
         return run if self._gpu is None else self._gpu.guarded(run)
+
+    def pack(self, source: WeightSource, scheme: Scheme, role: Role, dtype: torch.dtype) -> Packed:
+        packed = super().pack(source, scheme, role, dtype)
+        return packed if self._target is None else suited(packed, self._target)
 
     def kv_layout(self, spec: KVCacheSpec, block_size: int) -> KVLayout:
         """The canonical layout, in which prefix caches and composites are at home.

@@ -17,7 +17,7 @@ from core_conformance.diagnosis import Suspects, known
 from core_conformance.operations.cache_memory import int32
 from core_conformance.subject import Subject
 from core_conformance.suite.test_l1_dense import DTYPES, normal
-from core_conformance.suite.test_l1_linear import SCHEME_NAMES, put_act, stored_weight
+from core_conformance.suite.test_l1_linear import SCHEME_NAMES, plain_act, put_act, stored_weight
 from core_conformance.tolerance import COMPOSITE_RATIO, U_ACC
 
 _FORMS: dict[str, dict[str, Any]] = {
@@ -62,6 +62,9 @@ class _Case:
             ints = torch.randint(-127, 128, self.x.shape, generator=dice)
             ints[:, 0] = 127
             self.x = (ints / 64).to(dtype)
+        form = self.packed[0].input_format or ""
+        # What the first product multiplies, where the device asks for activations in 8-bit floats.
+        self.taken = plain_act(quantize_rows(self.x, form)) if form.startswith("fp8") else self.x
         self.weights = torch.rand(tokens, op.top_k, generator=dice)
         # The last expert of this rank gets no token; ids of other ranks come by where there are such ranks.
         first, last = max(op.first_expert - 2, 0), op.first_expert + op.num_experts - 1
@@ -104,7 +107,7 @@ class _Case:
         wide = torch.float32 if rounded else torch.float64
         gate_up, down = (weight.to(wide) for weight in self.dense)
         out = torch.zeros(len(self.x), op.hidden_size, dtype=wide)
-        for token, (row, ids, weights) in enumerate(zip(self.x, self.ids.tolist(), self.weights, strict=True)):
+        for token, (row, ids, weights) in enumerate(zip(self.taken, self.ids.tolist(), self.weights, strict=True)):
             for expert, weight in zip(ids, weights, strict=True):
                 local = expert - op.first_expert - first
                 if not 0 <= local < op.num_experts:

@@ -131,7 +131,7 @@ def test_quantized_weights(subject: Subject, dice: torch.Generator, variant: str
         if scheme == "int8":
             _compare_int8(subject, op, out, x, parts)
         else:
-            _compare(subject, op, out, _plain(act), SCHEMES[scheme].dequantize(parts), None)
+            _compare(subject, op, out, plain_act(act), SCHEMES[scheme].dequantize(parts), None)
 
 
 @check("L1/linear/int8-exact", _HALVES)
@@ -177,7 +177,7 @@ def test_rounded_activations_are_those_that_the_verdict_declares(
         elif scheme == "int8":
             _compare_int8(subject, op, out, x, parts)
         else:
-            _compare(subject, op, out, _plain(act), weight, None)
+            _compare(subject, op, out, plain_act(act), weight, None)
 
 
 @check("L1/linear/int4-groups", [f"{group}-{dtype}" for group in INT4_GROUPS for dtype in _HALVES])
@@ -242,7 +242,8 @@ def put_act(subject: Subject, act: Tensor | Quantized) -> Tensor | Quantized:
     return Quantized(q=subject.put(act.q), scale=subject.put(act.scale), format=act.format)
 
 
-def _plain(act: Tensor | Quantized) -> Tensor:
+def plain_act(act: Tensor | Quantized) -> Tensor:
+    """The values that an activation stands for: float64 where it is quantized."""
     if isinstance(act, Tensor):
         return act
     scale = act.scale.double()
@@ -306,9 +307,9 @@ def _compare_int8(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, parts:
 def _compare_rounded(subject: Subject, op: LinearOp, out: Tensor, x: Tensor, form: str, weight: Tensor) -> None:
     """One reduction over rounded activations; those that lie on a rounding boundary may fall to its other side."""
     rows = quantize_rows(x, form)
-    a, b = _plain(rows), weight.double()
+    a, b = plain_act(rows), weight.double()
     exact, magnitude = a @ b.T, a.abs() @ b.abs().T
-    flips = _either_side(x, form).double() * _plain(dataclasses.replace(rows, q=torch.ones_like(rows.q)))
+    flips = _either_side(x, form).double() * plain_act(dataclasses.replace(rows, q=torch.ones_like(rows.q)))
     bound = reduction_bound(exact, magnitude, op.in_features, torch_dtype(op.out_dtype)) + flips @ b.abs().T
     subject.agree(op, out, exact, bound)
 

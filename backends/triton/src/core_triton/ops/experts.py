@@ -49,7 +49,9 @@ class Experts:
             return out
         pairs_per_expert = tokens * op.top_k / op.num_experts
         name = "many" if self._fixed or pairs_per_expert > _FEW_PAIRS else "few"
-        x = quantize_rows(args.x, "int8_row", self._target) if self._plain_int8(args.x) else args.x
+        x: Act = args.x
+        if op.scheme == "int8" and isinstance(x, Tensor):
+            x = quantize_rows(x, "int8_row", self._target)
         first = form_of(x, args.gate_up, self._target)
         tile = self._tuned(first)[name]["BLOCK_M"]
         order = self._order(ids, tile)
@@ -68,9 +70,6 @@ class Experts:
             TOP_K=op.top_k, BLOCK=_COMBINE_BLOCK, num_warps=4,
         )  # fmt: skip
         return out
-
-    def _plain_int8(self, x: Act) -> bool:
-        return self._op.scheme == "int8" and isinstance(x, Tensor)
 
     def _tuned(self, form: Form) -> dict[str, Tuning]:
         return tunings(form.table.replace("linear", "experts"), self._target)

@@ -41,12 +41,15 @@ def _bind_sample(op: SampleOp, target: Target) -> Callable[[SampleArgs], Tensor]
 
     def sample(args: SampleArgs) -> Tensor:
         logits, rows = args.logits, len(args.logits)
-        on = {"device": logits.device}
-        out = torch.empty(rows, dtype=torch.int32, **on)
+
+        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=logits.device)
+
+        out = empty(rows)
         if not rows:
             return out
-        keys, last_ties, best_ids = (torch.empty(rows, n, dtype=torch.int32, **on) for n in (1, 1, blocks))
-        best_scores = torch.empty(rows, blocks, dtype=torch.float32, **on)
+        keys, last_ties, best_ids = (empty(rows, count) for count in (1, 1, blocks))
+        best_scores = empty(rows, blocks, dtype=torch.float32)
         if filtered:
             filters = [args.temperature if x is None else x for x in (args.top_k, args.top_p, args.min_p)]
             threshold_kernel[(rows,)](
