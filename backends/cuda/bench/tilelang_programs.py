@@ -120,7 +120,7 @@ def prefill_attention(
             rescale, summed = T.alloc_fragment((tile,), "float32"), T.alloc_fragment((tile,), "float32")
             divisor = T.alloc_fragment((tile,), "float32")
             head = by // (heads // kv_heads)
-            T.copy(q[0, bx * tile : (bx + 1) * tile, by, :], qs)
+            T.copy(q[0, bx * tile, by, 0], qs)
             T.fill(total, 0)
             T.fill(divisor, 0)
             T.fill(peak, -T.infinity("float32"))
@@ -145,7 +145,7 @@ def prefill_attention(
                 T.gemm(weights, vs, total, policy=T.GemmWarpPolicy.FullRow)
             for i, j in T.Parallel(tile, dim):
                 total[i, j] /= divisor[i]
-            T.copy(total, out[0, bx * tile : (bx + 1) * tile, by, :])
+            T.copy(total, out[0, bx * tile, by, 0])
 
     return main
 

@@ -12,7 +12,7 @@ import pytest
 
 from core.errors import CoreError
 from core_triton.aot import gates, resources, table
-from core_triton.aot.compiling import Compiled, Job, jobs
+from core_triton.aot.compiling import NOT_COMPILED, Compiled, Job, jobs
 from core_triton.aot.resources import Resources
 
 HERE = Path(__file__).parent
@@ -126,3 +126,12 @@ def test_the_table_says_again_what_was_put_in() -> None:
     text = table.render(results, [], triton_version="3.8.0", findings=1)
     assert table.listed_jobs(text) == {found.job for found in results}
     assert "| other | - | 64+2/1/4 mma |" in text and "**1 gates do not hold**" in text
+
+
+def test_what_was_not_compiled_is_untested_in_the_table_and_no_finding() -> None:
+    known = compiled("sm_80")
+    other = Compiled.from_dict({**known.to_dict(), "job": {"op": "toy", "label": "new", "arch": "sm_80"}})
+    unknown = Compiled.from_dict({**other.to_dict(), "resources": None, "error": NOT_COMPILED})
+    assert gates.judge([known, unknown], [], complete=True) == ([], [], [])
+    text = table.render([known, unknown], [], triton_version="3.8.0", findings=0)
+    assert "| new | UNTESTED |" in text and "1 are **UNTESTED**" in text

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from core_triton.aot.resources import Resources, read_amdgcn, read_cubin
 from core_triton.registry import Build
 from core_triton.target import TARGETS, Target
 
-__all__ = ["Compiled", "Job", "compile_job", "crashed", "jobs", "refusal"]
+__all__ = ["NOT_COMPILED", "Compiled", "Job", "compile_job", "crashed", "jobs", "refusal"]
 
+NOT_COMPILED = "not compiled since it last changed"
 _READER = 1
 """Raised when what is read from machine code changes, so that no old answer is taken for a new one."""
 
@@ -104,26 +106,27 @@ def jobs(archs: list[str] | None = None) -> Iterator[Job]:
                 yield Job(op, build.label, arch)
 
 
-def _build_of(job: Job) -> Build:
+@cache
+def _builds(op: str, arch: str) -> dict[str, Build]:
     ops.load()
-    found: list[Build] = [
-        build for build in registry.KERNELS[job.op].builds(TARGETS[job.arch]) if build.label == job.label
-    ]
-    return found[0]
+    return {build.label: build for build in registry.KERNELS[op].builds(TARGETS[arch])}
 
 
-def compile_job(job: Job, cache: Path | None = None) -> Compiled:
+def compile_job(job: Job, answers: Path | None = None, *, known_only: bool = False) -> Compiled:
     """Compiles and reads; never raises for a kernel's fault.
 
     Args:
         job: Which build.
-        cache: Folder of earlier answers; None asks none and keeps none.
+        answers: Folder of earlier answers; None asks none and keeps none.
+        known_only: Compile nothing; without an earlier answer the error is `NOT_COMPILED`.
     """
-    build, target = _build_of(job), TARGETS[job.arch]
-    place = None if cache is None else cache / f"{_key(build, target)}.json"
+    build, target = _builds(job.op, job.arch)[job.label], TARGETS[job.arch]
+    place = None if answers is None else answers / f"{_key(build, target)}.json"
     if place is not None and place.exists():
         known = json.loads(place.read_text(encoding="utf-8"))
         return Compiled.from_dict({**known, "job": asdict(job)})
+    if known_only:
+        return _without_code(job, NOT_COMPILED)
     begin, resources, error = time.perf_counter(), None, ""
     try:
         resources = _compile(build, target)
@@ -149,7 +152,10 @@ def compile_job(job: Job, cache: Path | None = None) -> Compiled:
 
 def crashed(job: Job) -> Compiled:
     """The result of a job that took the compiler's process with it."""
-    error = "the compiler's process died"
+    return _without_code(job, "the compiler's process died")
+
+
+def _without_code(job: Job, error: str) -> Compiled:
     return Compiled(job=job, kernel="", matrix_wanted=False, num_warps=0, resources=None, error=error)
 
 

@@ -13,7 +13,7 @@ from importlib import resources
 from typing import Literal
 
 from core.errors import CoreError
-from core_triton.aot.compiling import Compiled
+from core_triton.aot.compiling import NOT_COMPILED, Compiled
 from core_triton.aot.resources import family_of
 from core_triton.target import TARGETS, Target
 
@@ -109,6 +109,8 @@ def wanted_instruction(compiled: Compiled, target: Target) -> str:
 
 def _findings(compiled: Compiled) -> Iterable[Finding]:
     target, found = TARGETS[compiled.job.arch], compiled.resources
+    if compiled.error == NOT_COMPILED:
+        return
     if found is None:
         yield Finding("compiles", compiled, compiled.error)
         return

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from core_triton.aot.compiling import Compiled, Job
+from core_triton.aot.compiling import NOT_COMPILED, Compiled, Job
 from core_triton.aot.gates import Exemption, Finding
 from core_triton.aot.resources import family_of
 from core_triton.target import TARGETS
@@ -42,6 +42,9 @@ def render(
     """
     archs = [arch for arch in TARGETS if any(found.job.arch == arch for found in results)]
     verdict = "every gate holds" if findings == 0 else f"**{findings} gates do not hold**"
+    missing = sum(found.error == NOT_COMPILED for found in results)
+    if missing:
+        verdict = f"{missing} are **UNTESTED**, not compiled since they last changed; of the others {verdict}"
     total = f"{len(results)} builds, {len(archs)} targets, Triton {triton_version}: {verdict}, {len(let_off)} let off."
     parts = [_HEAD, total, ""]
     for op in dict.fromkeys(found.job.op for found in results):
@@ -60,6 +63,8 @@ def _op_table(results: Sequence[Compiled], archs: Sequence[str]) -> Iterable[str
 
 def _cell(compiled: Compiled) -> str:
     found = compiled.resources
+    if compiled.error == NOT_COMPILED:
+        return "UNTESTED"
     if found is None:
         return "FAILED"
     kinds = sorted({family_of(instruction) for instruction in found.matrix})
