@@ -50,6 +50,7 @@ class AscendBackend(Backend):
 
     _device: Device | None = None
     _info: DeviceInfo | None = None
+    _asked: DeviceInfo | None = None
 
     def probe(self) -> list[DeviceInfo]:
         """From device nodes, driver files and `npu-smi`; makes no context. Warns of what keeps devices from use."""
@@ -85,6 +86,8 @@ class AscendBackend(Backend):
     def supports(self, op: OpSpec, device: DeviceInfo) -> Verdict:
         """By the chip's table and the documented bounds of the calls."""
         chip = chip_named(device.arch)
+        # `kv_layout` is not told of which device: before `open` it is the one that was asked about.
+        self._asked = device
         return Verdict.no(unsupported_chip(device.arch)) if chip is None else rules.verdict(op, chip)
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
@@ -140,8 +143,8 @@ class AscendBackend(Backend):
         return self._device
 
     def _chip(self) -> Chip:
-        """The chip that is open, else the first of the machine: layouts are asked for before `open`."""
-        info = self._info or next(iter(machine.devices()), None)
+        """The chip that is open, else the one that was asked about, else the first of the machine."""
+        info = self._info or self._asked or next(iter(machine.devices()), None)
         chip = chip_named(info.arch) if info else None
         return chip or CHIPS[0]
 
