@@ -176,6 +176,8 @@ def _int4(op: LinearOp, chip: Chip) -> Verdict:
     if not chip.row_scales:
         return Verdict.composite(f"{chip.family} has no product with groups of 4-bit weights")
     reason = _types(op, chip, wide=False)
+    if not reason and op.dtype is DType.BFLOAT16:
+        reason = "the product with 4-bit weights would round their scales to bfloat16: use --dtype float16"
     if not reason and max(op.in_features, op.out_features) > MAX_INNER:
         reason = f"the product with 4-bit weights takes at most {MAX_INNER} rows and columns"
     if not reason and op.out_features % INT4_ROWS:

@@ -28,7 +28,9 @@ def has_call(source: WeightSource, scheme: str, role: str, dtype: torch.dtype, c
     if not chip.row_scales or dtype not in halves or source.shape[-1] > MAX_INNER:
         return False
     if scheme == "int4_group":
-        return role == "linear" and source.shape[-2] <= MAX_INNER and source.shape[-2] % INT4_ROWS == 0
+        # The call takes scales in the model's type, and bfloat16 has too few digits for them.
+        exact = dtype is torch.float16
+        return exact and role == "linear" and source.shape[-2] <= MAX_INNER and source.shape[-2] % INT4_ROWS == 0
     return scheme == "int8"
 
 

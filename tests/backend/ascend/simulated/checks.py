@@ -208,7 +208,10 @@ def route_case(subject: Subject, **changes: Any) -> None:
 
 def linear_case(subject: Subject, scheme: str, rows: int = 48, columns: int = 64) -> None:
     """A product with a stored weight."""
-    op = LinearOp(dtype=BF16, in_features=columns, out_features=rows, scheme=scheme)
+    dtype = DType.FLOAT16 if scheme == "int4_group" else BF16
+    op = LinearOp(
+        dtype=dtype, in_features=columns, out_features=rows, scheme=scheme, weight_dtype=dtype, out_dtype=dtype
+    )
     assert subject.is_native(op), subject.binder.resolve(op).reason
     dice = torch.Generator().manual_seed(4)
     dense = torch.randn(rows, columns, generator=dice).bfloat16()
@@ -217,8 +220,8 @@ def linear_case(subject: Subject, scheme: str, rows: int = 48, columns: int = 64
         parts = dict(zip(("weight", "scale"), quantize_int8(dense), strict=True))
     if scheme == "int4_group":
         parts = dict(zip(("weight", "scale", "zero"), quantize_int4_group(dense, 32), strict=True))
-    packed = subject.pack(parts, scheme, (rows, columns), BF16)
-    x = torch.randn(5, columns, generator=dice).bfloat16()
+    packed = subject.pack(parts, scheme, (rows, columns), dtype)
+    x = torch.randn(5, columns, generator=dice).to(torch_dtype(dtype))
     got = subject.bind(op)(LinearArgs(x=x, weight=packed))
     host = Packed(shape=(rows, columns), scheme=scheme, tensors=parts)
     close(got, oracle(wide_op(op))(LinearArgs(x=x.double(), weight=host)), 0.01, f"linear {scheme}")
