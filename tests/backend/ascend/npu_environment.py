@@ -40,8 +40,8 @@ def npu_python() -> Path:
         _run([sys.executable, "-m", "venv", "--clear", "--without-pip", str(_FOLDER)])
     # Editable installs are lines of .pth files, which only a site folder has read.
     shared = [sysconfig.get_paths()[kind] for kind in ("purelib", "platlib")]
-    line = f"import site; [site.addsitedir(p) for p in {sorted(set(shared))!r}]\n"
-    (site / "shared.pth").write_text(line, encoding="utf-8")
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in sorted(set(shared))]
+    (site / "shared.pth").write_text("".join(lines), encoding="utf-8")
     if not (site / "torch_npu").is_dir():
         pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
         _run([*pip, "--target", str(site), TORCH_NPU])
