@@ -29,6 +29,7 @@ from ceilings import Ceilings, build_ceilings, limit
 from engines import Engine, EngineFailedError, LlamaCpp, openvino, ours, vllm
 from models import MODELS, SCHEMES, ModelFiles, make_models, model_costs
 from peers import PEERS, Peers
+from process_memory import cpu_seconds
 from report import markdown_table, share_plot
 from servers import SERVED_TESTS, measure_server, server_commands
 
@@ -52,7 +53,7 @@ class Comparison:
         self.failures: list[str] = []
         self.ceilings: list[dict[str, object]] = []
         self.began = time.monotonic()
-        self.busy = _cpu_seconds()
+        self.busy, self.own = _cpu_seconds(), cpu_seconds(os.getpid())
 
     def run_group(self, model: str, scheme: str) -> None:
         """All tests of a model in one scheme, all rounds."""
@@ -83,14 +84,15 @@ class Comparison:
         """Writes what was found up to now: a run that is stopped keeps it."""
         options = self.options
         words = [Path(word).name if "/" in word else word for word in sys.argv]
-        wall = time.monotonic() - self.began
+        used = _cpu_seconds() - self.busy - (cpu_seconds(os.getpid()) - self.own)
+        foreign = max(0.0, used) / ((time.monotonic() - self.began) * (os.cpu_count() or 1))
         record = {
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()},
             "state": options.state,
             "command": shlex.join(words),
             "rounds": options.rounds,
-            "busy_share": round((_cpu_seconds() - self.busy) / (wall * (os.cpu_count() or 1)), 3),
+            "foreign_share": round(foreign, 3),
             "ceilings": self.ceilings,
             "engines": self.engines,
             "failures": self.failures,
@@ -99,7 +101,9 @@ class Comparison:
         folder = HERE / "results"
         folder.mkdir(exist_ok=True)
         table = markdown_table(self.lines)
-        note = f"{record['when']}, {_processor()}, {options.threads} threads, medians of {options.rounds} rounds"
+        rounds = max((len(found) for line in self.lines.values() for found in line["rates"].values()), default=0)
+        note = f"{record['when']}, {_processor()}, {options.threads} threads, medians of {rounds} rounds"
+        note += f", others used {foreign:.0%} of the cores meanwhile"
         if options.state:
             note += f". {options.state}"
         failures = "".join(f"\n- {failure}" for failure in self.failures)

@@ -1,10 +1,11 @@
-"""Memory of a process and of all that it started, from /proc."""
+"""Memory and processor time of a process and of all that it started, from /proc."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
-__all__ = ["process_tree", "resident_bytes"]
+__all__ = ["cpu_seconds", "process_tree", "resident_bytes"]
 
 
 def process_tree(root: int) -> list[int]:
@@ -22,6 +23,18 @@ def process_tree(root: int) -> list[int]:
         found.append(todo.pop())
         todo += children.get(found[-1], [])
     return found
+
+
+def cpu_seconds(root: int) -> float:
+    """Processor time of `root`, of all below it, and of those below it that have ended and were waited for."""
+    total = 0
+    for pid in process_tree(root):
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        total += sum(int(word) for word in text[text.rindex(")") + 2 :].split()[11:15])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def resident_bytes(root: int) -> int:
