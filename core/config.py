@@ -123,7 +123,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Quantize dense weights at load: "int8" (W8A8 dynamic) or "fp8" (`--quantization`); GGUF files bring their own."""
     dequantize: bool = False
     """Dequantize quantized weights at load even where the device has a kernel for the scheme."""
-    quantize_activations: bool = True
+    quantize_activations: bool = False
     """Let kernels for quantized weights round their activations to 8 bits (`--quantize-activations`)."""
     tokenizer: str | None = None
     seed: int = 0

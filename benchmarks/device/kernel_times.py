@@ -82,7 +82,7 @@ def _measured(case: _Case, wait: Callable[[], None], chip: Chip, repeats: int) -
         except Exception as error:
             entry.setdefault("failed_by", {})[name] = _line(error)
     if "ours" in entry["us"]:
-        entry["share"] = round(limit.share(entry["us"]["ours"] * 1e-6), 4)
+        entry["share"] = float(f"{limit.share(entry['us']['ours'] * 1e-6):.4g}")
     return entry
 
 

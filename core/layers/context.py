@@ -78,6 +78,10 @@ class BuildContext:
     weights: WeightStore | None = None
     dry: bool = False
 
+    def may_round_activations(self, scheme: str) -> bool:
+        """Whether a kernel for weights of `scheme` may choose how to round activations; "int8" rounds them anyway."""
+        return scheme == "int8" or (self.quantize_activations and scheme != "none")
+
     @property
     def cache_dtype(self) -> DType:
         """Type of the KV cache."""

@@ -115,5 +115,5 @@ def head_spec(ctx: BuildContext, num_rows: int, dim: int, scheme: str) -> Linear
         scheme=scheme,
         weight_dtype=ctx.dtype,
         out_dtype=DType.FLOAT32,
-        quantize_activations=ctx.quantize_activations and scheme != "none",
+        quantize_activations=ctx.may_round_activations(scheme),
     )

@@ -80,7 +80,7 @@ class Linear:
             scheme=scheme,
             weight_dtype=self._ctx.dtype,
             out_dtype=self._out_dtype,
-            quantize_activations=self._ctx.quantize_activations and scheme != "none",
+            quantize_activations=self._ctx.may_round_activations(scheme),
         )
 
 

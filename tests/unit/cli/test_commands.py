@@ -80,7 +80,7 @@ def test_backends_lists_as_json(command: Any) -> None:
     done = command("backends", "--json")
     assert done.returncode == 0
     for listing in json.loads(done.stdout):
-        assert set(listing) == {"name", "package", "vendor", "api", "priority", "devices", "error"}
+        assert set(listing) == {"name", "package", "vendor", "api", "priority", "devices", "error", "passed_over"}
 
 
 def test_version(command: Any) -> None:

@@ -43,9 +43,7 @@ def look(root: Path = Path("/"), build: TorchBuild | None = None) -> Found:
     sdk = f"amdgpu {version}" if version else "amdgpu"
     nodes = sorted((root / _NODES).iterdir(), key=lambda node: (len(node.name), node.name))
     seen = [device for node in nodes for device in _device(node, sdk)]
-    return sort_out(
-        "hip", seen, _visible(len(seen)), "ROCR_, HIP_ or CUDA_VISIBLE_DEVICES"
-    )
+    return sort_out("hip", seen, _visible(len(seen)), "ROCR_, HIP_ or CUDA_VISIBLE_DEVICES")
 
 
 def arch_of(version: int) -> str:

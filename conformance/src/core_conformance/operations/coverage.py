@@ -123,6 +123,7 @@ COVERAGE: dict[str, Coverage] = {
             "scheme": "L1/linear/scheme-*",
             "out_dtype": "L1/linear/float32-out-*",
             "bias": "L1/linear/bias-*",
+            "quantize_activations": "L1/linear/rounded-activations-*",
         },
         determinism="L1/determinism/linear-*",
     ),
