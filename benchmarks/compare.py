@@ -115,6 +115,7 @@ class Comparison:
     def _open(self, model: str, scheme: str, files: ModelFiles) -> list[Engine]:
         options, threads = self.options, self.options.threads
         arguments = {"dtype": "bfloat16", "num_threads": threads, **json.loads(options.ours_args)}
+        arguments.setdefault("quantize_activations", scheme != "bf16")  # as the peers do
         folder, gguf = str(files.path(scheme, gguf=False)), str(files.path(scheme, gguf=True))
         makers: list[Callable[[], Engine]] = [lambda: ours(folder, arguments)]
         python, programs = self.peers.vllm, self.peers.llama_cpp

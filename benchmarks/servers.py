@@ -49,7 +49,9 @@ def server_commands(
 ) -> list[ServerCommand]:
     """The servers of one model: `ours` is what we load, `gguf` what llama.cpp does, `folder` what vLLM does."""
     core = str(Path(sys.executable).parent / "core")
-    found = [ServerCommand(name="ours", command=[core, "serve", ours, "--threads", str(threads)])]
+    found = [
+        ServerCommand(name="ours", command=[core, "serve", ours, "--threads", str(threads), "--quantize-activations"])
+    ]
     if llama_bin is not None and gguf is not None:
         slots = ["-c", str(_CLIENTS * 2048), "-np", str(_CLIENTS)]
         command = [str(llama_bin / "llama-server"), "-m", gguf, "-t", str(threads), "-tb", str(threads), *slots]

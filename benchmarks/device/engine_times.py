@@ -45,13 +45,18 @@ def measure_engine(device: str, chip: Chip, folder: Path, *, quick: bool) -> dic
     return {
         "model": f"random Llama, {weights / 1e6:.0f} M weights in matrices, bfloat16",
         "prefill_tokens_per_s": round(prompt / prefill_s, 2),
-        "prefill_share_of_matrix_rate": round(2.0 * weights * prompt / prefill_s / rate, 4),
+        "prefill_share_of_matrix_rate": _share(2.0 * weights * prompt / prefill_s / rate),
         "decode_tokens_per_s": round(1 / single_s, 2),
-        "decode_share_of_bandwidth": round(2.0 * weights / single_s / chip.bandwidth, 4),
+        "decode_share_of_bandwidth": _share(2.0 * weights / single_s / chip.bandwidth),
         "decode_requests": requests,
         "decode_batch_tokens_per_s": round(requests / batch_s, 2),
         "host_gap_us_per_step": gap,
     }
+
+
+def _share(share: float) -> float:
+    """To four digits, however small: an interpreter reaches a millionth."""
+    return float(f"{share:.4g}")
 
 
 def _dtype() -> Any:

@@ -163,16 +163,19 @@ def rope_kernel(
         tl.store(to, rounded, mask=inside)
         if PAGE > 0:
             slot = tl.load(slots + token)
+            # No name of the outer block is bound anew in here: Triton's types of a name are one.
             if slot >= 0:
                 block, row = (slot // PAGE).to(tl.int64), slot % PAGE
-                to = key_plane + block * kp_block_stride + row * kp_stride
+                key_row = key_plane + block * kp_block_stride + row * kp_stride
                 stored = kept(rounded.to(tl.float32), low, high, KIND, key_plane)
-                tl.store(to + (head * kp_head_stride)[:, None] + dims[None, :], stored, mask=inside)
+                tl.store(key_row + (head * kp_head_stride)[:, None] + dims[None, :], stored, mask=inside)
                 v_dims = tl.arange(0, BLOCK_V)
-                inside = (head < KV_HEADS)[:, None] & (v_dims < V_DIM)[None, :]
+                v_inside = (head < KV_HEADS)[:, None] & (v_dims < V_DIM)[None, :]
                 v = tl.load(
-                    value + token * v_stride + (head * v_head_stride)[:, None] + v_dims[None, :], mask=inside, other=0.0
+                    value + token * v_stride + (head * v_head_stride)[:, None] + v_dims[None, :],
+                    mask=v_inside,
+                    other=0.0,
                 )
-                to = value_plane + block * vp_block_stride + row * vp_stride
-                stored = kept(v.to(tl.float32), low, high, KIND, value_plane)
-                tl.store(to + (head * vp_head_stride)[:, None] + v_dims[None, :], stored, mask=inside)
+                value_row = value_plane + block * vp_block_stride + row * vp_stride
+                v_stored = kept(v.to(tl.float32), low, high, KIND, value_plane)
+                tl.store(value_row + (head * vp_head_stride)[:, None] + v_dims[None, :], v_stored, mask=v_inside)
