@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ REPO_ROOT = Path(__file__).resolve().parents[1]
 for folder in ("tests/unit/models", "tests/e2e"):
     if str(REPO_ROOT / folder) not in sys.path:
         sys.path.append(str(REPO_ROOT / folder))
+# Before anything imports Triton, whatever is collected first: kernels run interpreted in this process.
+os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

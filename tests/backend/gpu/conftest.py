@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -15,8 +14,6 @@ MISSING = [
 collect_ignore_glob = ["test_*.py"] if MISSING else []
 if str(Path(__file__).parent) not in sys.path:
     sys.path.append(str(Path(__file__).parent))
-if not MISSING:
-    os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton: kernels run interpreted in this process
 
 
 def pytest_report_header() -> list[str]:
