@@ -60,8 +60,7 @@ def test_backends_lists_the_reason_and_serve_ends_with_it(tree: Path) -> None:
     env = {machine.ROOT_ENV: str(tree)}
     listed = run_core("backends", "--json", env=env)
     [mine] = [item for item in json.loads(listed.stdout) if item["name"] == "ascend"]
-    if "no answer" in (mine["error"] or ""):
-        pytest.skip("the machine is so busy that a probe does not end in its time")
+    assert mine["error"] is None, mine
     assert mine["devices"] == [] and "the Ascend driver is 23.0.1" in mine["passed_over"]
     served = run_core("serve", str(model_folder("llama")), "--device", "ascend", "--port", "0", env=env)
     assert served.returncode == 2, served.stderr
