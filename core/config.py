@@ -64,10 +64,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
         _check_range("--max-num-queued-reqs", self.max_num_queued_reqs, 0, MAX_INT64)
         _check_range("num_spec_tokens", self.num_spec_tokens, 0, MAX_RUNNING)
         _check_range("--long-prefill-token-threshold", self.long_prefill_token_threshold, 0, MAX_INT32)
-        if self.max_step_stretch is not None and not (self.max_step_stretch == 0 or 1.2 <= self.max_step_stretch < 1e6):
+        if self.max_step_stretch is not None and not (
+            self.max_step_stretch == 0 or 1.2 <= self.max_step_stretch <= 1000
+        ):
             raise ConfigError(
-                f"--max-step-stretch must be 0 or at least 1.2, got {self.max_step_stretch}; 2 lets a step with "
-                "prompts take twice as long"
+                f"--max-step-stretch must be from 1.2 to 1000, or 0 for no bound, got {self.max_step_stretch}; "
+                "2 lets a step with prompts take twice as long"
             )
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise ConfigError(

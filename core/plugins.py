@@ -40,6 +40,8 @@ __all__ = [
     "probe_devices",
 ]
 
+logger = logging.getLogger("core.plugins")
+
 PROBE_TIMEOUT_S = 60.0
 
 
@@ -142,8 +144,8 @@ def choose_device(device: str) -> tuple[BackendListing, int]:
         BackendUnavailableError: it is installed and broken.
         ConfigError: the word is malformed.
     """
-    name, _, index = device.partition(":")
-    if index and not index.isdecimal():
+    name, colon, index = device.partition(":")
+    if not name or (colon and not index.isdecimal()):
         raise ConfigError(f"--device {device!r} is malformed; write auto, NAME or NAME:INDEX")
     listings = list_backends()
     if name == "auto":
@@ -172,13 +174,16 @@ def open_device(device: str, config: OpenConfig) -> OpenedBackend:
 
 
 def probe_devices(backend: Backend) -> tuple[list[DeviceInfo], str]:
-    """The devices of a backend, and what it warned of meanwhile: why it passes over others."""
-    warnings = _Warnings()
-    logging.getLogger().addHandler(warnings)
+    """The devices of a backend, and what it warned of meanwhile: why it passes over others.
+
+    The warnings are the caller's to show: on their way to the log they would be said twice.
+    """
+    warnings, root = _Warnings(), logging.getLogger()
+    others, root.handlers = root.handlers, [warnings]
     try:
         return backend.probe(), "; ".join(warnings.lines)
     finally:
-        logging.getLogger().removeHandler(warnings)
+        root.handlers = others
 
 
 def find_device(backend: Backend, info: BackendInfo, index: int, *, package: str = "") -> DeviceInfo:
@@ -189,6 +194,8 @@ def find_device(backend: Backend, info: BackendInfo, index: int, *, package: str
     """
     devices, warned = probe_devices(backend)
     if index < len(devices):
+        if warned:
+            logger.warning("backend %r: %s", info.name, warned)
         return devices[index]
     found = f"only {len(devices)} device(s), number {index} was asked for" if devices else "no device"
     remedy = warned or (f"the last index is {len(devices) - 1}" if devices else info.remedy or "check driver and SDK")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from core.cli.bench_data import random_requests
-from core.cli.bench_report import show
+from core.cli.bench_report import result_file, show
 from core.errors import ConfigError
 from core.sampling_params import SamplingParams
 
@@ -29,6 +28,7 @@ def run_offline_bench(
     for flag, value in (("--num-prompts", num_prompts), ("--input-len", input_len), ("--output-len", output_len)):
         if value < 1:
             raise ConfigError(f"{flag} must be at least 1, got {value}")
+    place = result_file(path)
     with LLM(model, **engine_args) as llm:
         requests = random_requests(
             num_prompts, input_len, output_len, range_ratio=0.0, vocab_size=llm.facts.vocab_size, seed=0
@@ -49,5 +49,5 @@ def run_offline_bench(
         "output_tokens_per_second": tokens / seconds,
     }
     show(result, f"{model}, {num_prompts} requests of {input_len} + {output_len} tokens")
-    if path:
-        Path(path).write_text(json.dumps(result, indent=1) + "\n")
+    if place is not None:
+        place.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from core.cli.bench_report import result_file
 from core.errors import ConfigError
 from core.sampling_params import SamplingParams
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["perplexity", "run_perplexity_bench", "shipped_text", "windows"]
 
 SHIPPED = "alice_chapters_1_to_4.txt"
-"""Lewis Carroll, Alice's Adventures in Wonderland (1865), chapters I to IV: public domain, about 10,000 tokens."""
+"""Lewis Carroll, Alice's Adventures in Wonderland (1865), chapters I to IV: public domain, about 12,000 tokens."""
 
 
 def shipped_text() -> str:
@@ -58,6 +59,9 @@ def run_perplexity_bench(
 
     if window < 2:
         raise ConfigError(f"--window must be at least 2, got {window}")
+    if num_tokens is not None and num_tokens < 2:
+        raise ConfigError(f"--num-tokens must be at least 2, got {num_tokens}")
+    place = result_file(path)
     try:
         words = shipped_text() if text is None else Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -68,13 +72,11 @@ def run_perplexity_bench(
             raise ConfigError(f"--window {window} must be below the context of {limit} tokens; give a smaller one")
         prompts = windows(llm.get_tokenizer().encode(words), window, num_tokens)
         if not prompts:
-            raise ConfigError(
-                f"{text or SHIPPED}, cut to --num-tokens {num_tokens}, has fewer than 2 tokens; give more"
-            )
+            raise ConfigError(f"{text or SHIPPED} has fewer than 2 tokens, of which one predicts the other; give more")
         begin = time.perf_counter()
         value, count = perplexity(llm, prompts)
         seconds = time.perf_counter() - begin
     result = {"perplexity": value, "num_tokens": count, "window": window, "elapsed_time": seconds}
     sys.stdout.write(f"{model}, {text or SHIPPED}: perplexity {value:.4f} over {count} tokens, {seconds:.1f} s\n")
-    if path:
-        Path(path).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    if place is not None:
+        place.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from core.errors import ConfigError
 
-__all__ = ["METRICS", "Sample", "parse_goodput", "percentile", "show", "summarize"]
+__all__ = ["METRICS", "Sample", "parse_goodput", "percentile", "result_file", "show", "summarize"]
 
 METRICS: dict[str, str] = {
     "ttft": "Time to first token",
@@ -133,6 +135,20 @@ def _statistics(metric: str, values: Sequence[float], percents: Sequence[float])
     for percent in percents:
         found[f"p{percent:g}_{metric}_ms"] = percentile(millis, percent)
     return found
+
+
+def result_file(path: str | None, flag: str = "--output-json") -> Path | None:
+    """Where a result goes, None where it is not asked for; looked at before anything is measured.
+
+    Raises:
+        ConfigError: no file can be written there.
+    """
+    if path is None:
+        return None
+    place = Path(path)
+    if place.is_dir() or not os.access(place if place.exists() else place.parent, os.W_OK):
+        raise ConfigError(f"{flag} {path!r} cannot be written; give a file in a folder that is there")
+    return place
 
 
 def show(result: Mapping[str, Any], title: str) -> None:

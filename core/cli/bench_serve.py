@@ -16,7 +16,7 @@ from typing import Any
 
 from core.cli.bench_client import AnswerError, stream_events
 from core.cli.bench_data import BenchRequest, custom_requests, prefix_requests, random_requests
-from core.cli.bench_report import METRICS, Sample, parse_goodput, show, summarize
+from core.cli.bench_report import METRICS, Sample, parse_goodput, result_file, show, summarize
 from core.cli.progress import progress_bar
 from core.errors import ConfigError, CoreError
 
@@ -71,6 +71,7 @@ class ServeBench:
         if self.max_concurrency is not None and self.max_concurrency < 1:
             raise ConfigError(f"--max-concurrency must be at least 1, got {self.max_concurrency}")
         parse_goodput(self.goodput or ())
+        result_file(self.result_filename, "--result-filename")
         _ = self.metrics, self.percents
 
     @property

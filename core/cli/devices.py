@@ -90,6 +90,9 @@ def show_doctor(config: EngineConfig, *, arch: str = "", ops: str = "", as_json:
     else:
         _print_doctor(found)
     if not found.usable:
+        refused = [row for row in found.operations if row.kind == "NO"]
+        first = f"{refused[0].operation}: {refused[0].reason}"
+        sys.stderr.write(f"error: {found.backend} ({found.arch}) refuses {len(refused)} operation(s); {first}\n")
         raise typer.Exit(2)
 
 

@@ -11,6 +11,7 @@ from core.backend import Backend, Kind
 from core.backend.negotiate import Binder, Resolved
 from core.config import EngineConfig
 from core.engine.operation_list import OperationList
+from core.errors import ConfigError
 from core.exec.build import build_context
 from core.exec.sampler import sample_ops
 from core.exec.step_graphs import GraphRule, graph_rule
@@ -180,6 +181,8 @@ class _Place:
 
 def _find(config: EngineConfig, arch: str) -> _Place:
     """The device of the configuration, or one that is not here: what is asked of a backend needs none."""
+    if arch and config.device == "auto":
+        raise ConfigError(f"--arch {arch} is an architecture of one backend; say of which with --device NAME")
     listing, index = plugins.choose_device(config.device)
     assert listing.info is not None
     backend = plugins.load_backend(listing.info)

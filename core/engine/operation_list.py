@@ -45,22 +45,28 @@ def read_operations(path: Path) -> OperationList:
         raise ConfigError(f"--ops {str(path)!r} cannot be read: {error.strerror}; check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"--ops {str(path)!r} is no TOML: {error}; see `core doctor` in docs/cli.md") from None
+    unknown = sorted(raw.keys() - {"title", "dtype", "operations"})
+    if unknown or not isinstance(raw.get("title", ""), str):
+        wrong = f"has no {', '.join(unknown)}" if unknown else "has a title that is no string"
+        raise ConfigError(f"--ops {str(path)!r} {wrong}; it holds title, dtype and [[operations]]")
     entries = raw.get("operations")
-    if not isinstance(entries, list) or not entries:
-        raise ConfigError(f"--ops {str(path)!r} has no [[operations]]; give at least one, each with op = NAME")
+    if not isinstance(entries, list) or not entries or not all(isinstance(entry, dict) for entry in entries):
+        raise ConfigError(f"--ops {str(path)!r} has no [[operations]]; give at least one table, each with op = NAME")
+    known = ", ".join(dtype.value for dtype in DType)
     try:
         dtype = DType(raw.get("dtype", "bfloat16"))
     except ValueError:
-        raise ConfigError(f"--ops {str(path)!r}: dtype {raw['dtype']!r} is unknown; write bfloat16") from None
+        raise ConfigError(f"--ops {str(path)!r}: dtype {raw['dtype']!r} is unknown; write one of {known}") from None
     operations = tuple(_operation(entry, dtype, number) for number, entry in enumerate(entries, 1))
-    return OperationList(title=str(raw.get("title", path.stem)), dtype=dtype, operations=operations)
+    return OperationList(title=raw.get("title", path.stem), dtype=dtype, operations=operations)
 
 
 def _operation(entry: Mapping[str, Any], dtype: DType, number: int) -> OpSpec:
     name = entry.get("op")
     kind = OPERATIONS.get(str(name))
     if kind is None:
-        raise ConfigError(f"operation {number} of --ops: {name!r} is none; known are {', '.join(sorted(OPERATIONS))}")
+        wrong = "has no op" if name is None else f"op = {name!r} is none"
+        raise ConfigError(f"operation {number} of --ops: {wrong}; known are {', '.join(sorted(OPERATIONS))}")
     fields = {field.name for field in dataclasses.fields(kind)}
     unknown = sorted(entry.keys() - fields - {"op"})
     if unknown:

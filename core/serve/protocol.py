@@ -209,6 +209,14 @@ def _check_message(index: int, message: dict[str, Any]) -> None:
     where = f"messages.{index}"
     if not isinstance(message.get("role"), str) or not message["role"]:
         raise ApiError(400, f"{where}.role must be a string such as 'user'", param=f"{where}.role")
+    for field in ("name", "tool_call_id"):
+        if not isinstance(message.get(field), str | None):
+            raise ApiError(400, f"{where}.{field} must be a string", param=f"{where}.{field}")
+    calls = message.get("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
+        raise ApiError(400, f"{where}.tool_calls must be a list of objects", param=f"{where}.tool_calls")
+    if "content" not in message and message["role"] != "assistant":
+        raise ApiError(400, f"{where} has no content; give a string", param=f"{where}.content")
     content = message.get("content")
     if content is None or isinstance(content, str):
         return

@@ -93,15 +93,17 @@ def test_what_the_older_chip_lacks_is_said() -> None:
     assert backend.supports(mla, old).kind is Kind.COMPOSITE
 
 
-def test_layouts_are_the_ones_that_the_calls_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layouts_are_the_ones_that_the_calls_read() -> None:
     spec = KVCacheSpec(kind=CacheKind.FULL, num_kv_heads=2, head_dim=64, v_head_dim=64, dtype=DType.FLOAT16)
-    monkeypatch.setenv("CORE_ASCEND_SIMULATE", "Ascend310P3")
-    fractal = AscendBackend().kv_layout(spec, 128)
+    small, large = AscendBackend(), AscendBackend()
+    op = KvWriteOp(dtype=DType.FLOAT16, num_kv_heads=2, head_dim=64, v_head_dim=64, kv_dtype=DType.FLOAT16)
+    small.supports(op, device("310P"))
+    large.supports(op, device("910B"))
+    fractal = small.kv_layout(spec, 128)
     assert [plane.block_shape for plane in fractal.planes] == [(8, 128, 16)] * 2
-    monkeypatch.setenv("CORE_ASCEND_SIMULATE", "Ascend910B3")
-    assert AscendBackend().kv_layout(spec, 128).canonical
+    assert large.kv_layout(spec, 128).canonical
     latent = KVCacheSpec(kind=CacheKind.MLA, num_kv_heads=1, head_dim=576, v_head_dim=0, dtype=DType.BFLOAT16)
-    assert [plane.name for plane in AscendBackend().kv_layout(latent, 128).planes] == ["latent", "rope"]
+    assert [plane.name for plane in large.kv_layout(latent, 128).planes] == ["latent", "rope"]
 
 
 def test_a_write_that_the_call_cannot_store_is_composed() -> None:

@@ -126,9 +126,13 @@ def test_a_block_size_that_the_kernels_do_not_take_is_refused(folders: dict[str,
     [
         ("", r"has no \[\[operations\]\]"),
         ("[[operations]\n", "is no TOML"),
-        ("[[operations]]\nop = 'matmul'\n", "operation 1 of --ops: 'matmul' is none; known are act_mul"),
+        ("[[operations]]\nop = 'matmul'\n", "operation 1 of --ops: op = 'matmul' is none; known are act_mul"),
         ("[[operations]]\nop = 'embed'\ndim = 64\nwidth = 2\n", r"\(embed\) has no width; its fields are"),
         ("[[operations]]\nop = 'embed'\n", r"\(embed\): .*missing required field `dim`"),
+        ("operations = [1, 2]\n", r"has no \[\[operations\]\]; give at least one table"),
+        ("[[operations]]\ndim = 64\n", "operation 1 of --ops: has no op; known are act_mul"),
+        ("title = 5\n[[operations]]\nop = 'embed'\ndim = 64\n", "a title that is no string"),
+        ("name = 'x'\n[[operations]]\nop = 'embed'\ndim = 64\n", "has no name; it holds title, dtype"),
         ("dtype = 'bf99'\n[[operations]]\nop = 'embed'\ndim = 64\n", "dtype 'bf99' is unknown"),
     ],
 )
@@ -143,6 +147,15 @@ def test_a_list_that_is_none_is_told_where(tmp_path: Path, text: str, words: str
 def test_the_command_wants_a_model_or_a_list(args: list[str]) -> None:
     failure = run(*args, "--device", "cuda").exception
     assert isinstance(failure, ConfigError) and "give --model MODEL or --ops FILE" in str(failure)
+
+
+def test_an_architecture_needs_its_backend_and_a_refusal_ends_in_one_line() -> None:
+    failure = run("--ops", str(SETS["qwen3-next"]), "--arch", "sm_90").exception
+    assert isinstance(failure, ConfigError) and "--device NAME" in str(failure)
+    done = run("--ops", str(SETS["qwen3-next"]), "--device", "cuda", "--arch", "sm_99")
+    assert done.exit_code == 2
+    [line] = done.stderr.splitlines()
+    assert "refuses" in line and "sm_99 is none of the chips" in line
 
 
 def test_a_missing_list_is_told() -> None:

@@ -51,9 +51,9 @@ def refused(capsys: pytest.CaptureFixture[str], *args: str) -> str:
         with pytest.raises(SystemExit) as left:
             main()
     assert left.value.code == 2
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    return next(line for line in said.splitlines() if line.startswith("error: "))
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
 @without_device
@@ -67,8 +67,8 @@ def test_no_device_is_one_line(model: str, device: str, capsys: pytest.CaptureFi
 def test_serve_ends_at_once_without_a_device_and_leaves_nothing(model: str, tmp_path: Path) -> None:
     done = run_core("serve", model, "--port", "0", "--device", "cuda", env=WITHOUT, cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    line = next(line for line in done.stderr.splitlines() if line.startswith("error: "))
-    assert "finds no device" in line and REASONS["cuda"] in line
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: ") and "finds no device" in line and REASONS["cuda"] in line
     assert list(tmp_path.iterdir()) == []
 
 

@@ -55,7 +55,9 @@ def problem() -> str:
     wished = simulated_socs()
     if wished:
         unknown = [soc for soc in wished if chip_named(soc) is None]
-        return f"{SIMULATE_ENV}: {unsupported_chip(unknown[0])}" if unknown else ""
+        if unknown:
+            return f"{SIMULATE_ENV}: {unsupported_chip(unknown[0])}"
+        return "" if _has_torch_npu() else "a simulated NPU needs the package torch_npu: see docs/ascend.md"
     if not _nodes():
         return "no /dev/davinci* node: install the Ascend driver, or give the container its devices"
     version = _driver_version()
@@ -66,7 +68,7 @@ def problem() -> str:
         return f"the Ascend driver is {version}, at least {least} is needed: upgrade driver and firmware"
     if _toolkit() is None:
         return "no CANN toolkit under /usr/local/Ascend: install it and `source` its set_env.sh"
-    if importlib.util.find_spec("torch_npu") is None:
+    if not _has_torch_npu():
         return "torch_npu is not installed: `pip install torch_npu` of the version that fits torch"
     known = [_FIRST_OF_FAMILY.get(name) for name in _pci_names()]
     if known and not any(known):
@@ -103,6 +105,10 @@ def _simulated(index: int, soc: str) -> DeviceInfo:
         name=f"simulated {soc}",
         simulated=True,
     )
+
+
+def _has_torch_npu() -> bool:
+    return importlib.util.find_spec("torch_npu") is not None
 
 
 def _root() -> Path:

@@ -69,6 +69,11 @@ def _run(arguments: argparse.Namespace) -> int:
         for job in work:
             _say(f"{job.arch:8} {job.op} [{job.label}]")
         return 0
+    if arguments.jobs < 1:
+        raise CoreError(f"--jobs must be at least 1, got {arguments.jobs}")
+    for place in (arguments.json, arguments.write):
+        if place is not None and not place.parent.is_dir():
+            raise CoreError(f"there is no folder {str(place.parent)!r} to write {place.name} to; make it first")
     if arguments.write and not complete:
         raise CoreError("--write makes the table of all builds; leave out -k and --target")
     begin = time.perf_counter()

@@ -53,6 +53,12 @@ def main(argv: list[str] | None = None) -> int:
     except CoreError as error:
         sys.stderr.write(f"{error}\n")
         return 2
+    if arguments.out is not None:
+        try:
+            arguments.out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            sys.stderr.write(f"--out {str(arguments.out)!r} cannot be made: {error.strerror}; give another folder\n")
+            return 2
     for chip in chips:
         for name, op in OPERATIONS.items():
             found = list(rows(name, chip))
