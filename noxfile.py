@@ -159,7 +159,7 @@ def accuracy(session: nox.Session) -> None:
 @chore
 def mutants(session: nox.Session) -> None:
     """Plants one bug at a time, each up to its first finding; `-- --matrix docs/kill-matrix.md` runs all ids."""
-    _install(session, ALL, *TEST_TOOLS)
+    _install(session, (*ALL[:-1], f"{ALL[-1]}[accuracy]"), *TEST_TOOLS)
     _run(session, "python", "-m", "core_conformance.mutants", *(session.posargs or ["--quick"]))
 
 

@@ -49,7 +49,9 @@ BUGS: dict[str, ServedBug] = {
     "errors do not name the field": ServedBug("errors/request", answers.no_param, ("errors/fields",)),
     "status before the stream can begin": ServedBug("errors/in-a-stream", answers.status_first),
     "bodies of any size": ServedBug("errors/too-large", service.bodies_of_any_size),
-    "refused requests stay counted": ServedBug("errors/harmless", service.refused_requests_counted),
+    "refused requests stay counted": ServedBug(
+        "errors/harmless", service.refused_requests_counted, ("overload/burst-of-leavers",)
+    ),
     "client that leaves is not noticed": ServedBug("cancel", service.leavers_unnoticed),
     "streams mixed up when several run": ServedBug("streams", service.streams_mixed_up, ("overload",)),
     "descriptor kept for each request": ServedBug("soak", service.descriptor_kept),
@@ -60,6 +62,10 @@ BUGS: dict[str, ServedBug] = {
     "loading server told as dead": ServedBug("life/loading", service.loading_is_dead),
     "no drain at SIGTERM": ServedBug("life/drain", service.no_drain),
     "pieces of text lost": ServedBug("streams", lambda: answers.delta(answers.a_letter_lost), ("accuracy",)),
+    "streams mixed up when few run": ServedBug("overload/small-pool", service.few_streams_mixed_up),
+    "stop strings forgotten": ServedBug("length", service.stops_forgotten),
+    "each token held back": ServedBug("performance/decode", service.tokens_held_back),
+    "long prompts held back": ServedBug("performance/prefill", service.long_prompts_held_back),
     "answers end early": ServedBug("wire/completions-plain", service.ends_early, ("length",)),
 }
 """By name."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -14,12 +16,16 @@ __all__ = [
     "counted_twice",
     "descriptor_kept",
     "ends_early",
+    "few_streams_mixed_up",
     "leavers_unnoticed",
     "loading_is_dead",
+    "long_prompts_held_back",
     "no_drain",
     "queue_without_end",
     "refused_requests_counted",
+    "stops_forgotten",
     "streams_mixed_up",
+    "tokens_held_back",
 ]
 
 
@@ -75,12 +81,25 @@ def descriptor_kept() -> Iterator[None]:
 @contextmanager
 def streams_mixed_up() -> Iterator[None]:
     """Where several requests have news in one step, the first two get each other's."""
+    with _mixed_up(5, 1000):
+        yield
+
+
+@contextmanager
+def few_streams_mixed_up() -> Iterator[None]:
+    """The same where few have: as many as fit a pool that is too small for all."""
+    with _mixed_up(2, 4):
+        yield
+
+
+@contextmanager
+def _mixed_up(least: int, most: int) -> Iterator[None]:
     from core.engine.output_processor import OutputProcessor
 
     honest = OutputProcessor.process
 
     def process(self: OutputProcessor, outputs: Any) -> Any:
-        if len(outputs) >= 5 and len(outputs[0].new_token_ids) == len(outputs[1].new_token_ids) == 1:
+        if least <= len(outputs) <= most and len(outputs[0].new_token_ids) == len(outputs[1].new_token_ids) == 1:
             first, second = outputs[0], outputs[1]
             first.new_token_ids, second.new_token_ids = second.new_token_ids, first.new_token_ids
         return honest(self, outputs)
@@ -166,4 +185,50 @@ def ends_early() -> Iterator[None]:
         return max(1, honest(self, params, num_prompt_tokens) * 4 // 5)
 
     with mock.patch.object(InputProcessor, "_max_tokens", max_tokens):
+        yield
+
+
+@contextmanager
+def stops_forgotten() -> Iterator[None]:
+    """Stop strings of a request are not looked for."""
+    from core.serve import params
+
+    honest = params._build
+
+    def build(body: Any, **limits: Any) -> Any:
+        body.stop = []
+        return honest(body, **limits)
+
+    with mock.patch.object(params, "_build", build):
+        yield
+
+
+@contextmanager
+def tokens_held_back() -> Iterator[None]:
+    """Each piece of an answer comes half a second late."""
+    with _held_back(0.5):
+        yield
+
+
+@contextmanager
+def long_prompts_held_back() -> Iterator[None]:
+    """The answer to a long prompt begins more than a minute late: below that the floor of prefill finds nothing."""
+    with _held_back(80.0, least_tokens=500):
+        yield
+
+
+@contextmanager
+def _held_back(seconds: float, *, least_tokens: int = 0) -> Iterator[None]:
+    from core.engine.async_engine import AsyncEngine
+
+    honest = AsyncEngine.generate
+
+    async def generate(self: AsyncEngine, prompt: Any, *args: Any, **kwargs: Any) -> AsyncGenerator[Any, None]:
+        async with contextlib.aclosing(honest(self, prompt, *args, **kwargs)) as outputs:
+            async for output in outputs:
+                if len(prompt) >= least_tokens:
+                    await asyncio.sleep(seconds)
+                yield output
+
+    with mock.patch.object(AsyncEngine, "generate", generate):
         yield
