@@ -31,7 +31,7 @@ def _constants(op: GatedDeltaOp, tuning: Tuning) -> dict[str, Any]:
         "BLOCK_K": max(16, power_of_two(op.k_dim)),
         "BLOCK_V": max(16, min(tuning["BLOCK_V"], power_of_two(op.v_dim))),
     }
-    return found | ({"CHUNK": tuning["CHUNK"]} if "CHUNK" in tuning.sizes else {})
+    return found | {name: tuning[name] for name in ("CHUNK", "PIECE") if name in tuning.sizes}
 
 
 class _GatedDelta:
