@@ -78,9 +78,15 @@ def test_what_cannot_be_done_is_exit_code_2_with_the_reason(
     assert done.returncode == 2 and said in done.stderr and "Traceback" not in done.stderr
 
 
-def compiled(arch: str = "sm_90", *, label: str = "case", spills: int = 0, matrix: tuple[str, ...] = ()) -> Compiled:
+def compiled(arch: str = "sm_90", *, label: str = "case", spills: int = 0, scalar_spills: int = 0) -> Compiled:
     found = Resources(
-        registers=64, spills=spills, stack_bytes=0, shared_bytes=1024, occupancy=4, matrix=matrix or ("HMMA.1",)
+        registers=64,
+        spills=spills,
+        stack_bytes=0,
+        shared_bytes=1024,
+        occupancy=4,
+        matrix=("HMMA.1",),
+        scalar_spills=scalar_spills,
     )
     return Compiled(job=Job("toy", label, arch), kernel="k", matrix_wanted=True, num_warps=4, resources=found, tile=16)
 
@@ -88,8 +94,14 @@ def compiled(arch: str = "sm_90", *, label: str = "case", spills: int = 0, matri
 def test_an_exception_covers_no_more_than_it_says_and_one_that_covers_nothing_is_reported() -> None:
     text = '[[exception]]\ngate="spills"\nop="toy"\ntargets=["sm_9*"]\nat_most=3\nreason="a reason that can be read"'
     listed = gates.exemptions(text)
-    for arch, spills, open_count in (("sm_90", 3, 0), ("sm_90", 4, 1), ("sm_80", 3, 1)):
-        findings, let_off, idle = gates.judge([compiled(arch, spills=spills)], listed, complete=True)
+    for arch, spills, scalar, open_count in (
+        ("sm_90", 3, 0, 0),
+        ("sm_90", 4, 0, 1),
+        ("sm_90", 1, 3, 1),
+        ("sm_80", 3, 0, 1),
+    ):
+        case = compiled(arch, spills=spills, scalar_spills=scalar)
+        findings, let_off, idle = gates.judge([case], listed, complete=True)
         assert (len(findings), len(let_off), len(idle)) == (open_count, 1 - open_count, open_count)
 
 
@@ -122,10 +134,15 @@ def test_a_large_tile_must_use_the_instruction_of_its_chip_and_a_small_one_need_
 
 
 def test_the_table_says_again_what_was_put_in() -> None:
-    results = [compiled("sm_80"), compiled("sm_90"), compiled("sm_90", label="other", spills=2)]
+    results = [compiled("sm_80"), compiled("sm_90"), compiled("sm_90", label="other", spills=2, scalar_spills=3)]
     text = table.render(results, [], triton_version="3.8.0", findings=1)
     assert table.listed_jobs(text) == {found.job for found in results}
-    assert "| other | - | 64+2/1/4 mma |" in text and "**1 gates do not hold**" in text
+    assert "| other | - | 64+2~3/1/4 mma |" in text and "**1 gates do not hold**" in text
+
+
+def test_scalar_registers_in_lanes_of_vector_registers_are_a_finding_with_their_own_word() -> None:
+    (finding,), _, _ = gates.judge([compiled(scalar_spills=3)], [], complete=False)
+    assert finding.gate == "spills" and finding.reason.startswith("3 scalar spills")
 
 
 def test_what_was_not_compiled_is_untested_in_the_table_and_no_finding() -> None:

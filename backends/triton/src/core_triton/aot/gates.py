@@ -50,7 +50,7 @@ class Exemption:
         label: Pattern of the build's label.
         targets: Patterns of targets.
         reason: Why, for the table.
-        at_most: Most spills that are let off; 0 for any number and for the other gates.
+        at_most: Most spills, scalar ones too, that are let off; 0 for any number and for the other gates.
     """
 
     gate: Gate
@@ -63,7 +63,8 @@ class Exemption:
     def covers(self, finding: Finding) -> bool:
         """Whether it lets the finding off."""
         job, found = finding.compiled.job, finding.compiled.resources
-        if self.at_most and finding.gate == "spills" and found is not None and found.spills > self.at_most:
+        spilled = 0 if found is None else found.spills + found.scalar_spills
+        if self.at_most and finding.gate == "spills" and spilled > self.at_most:
             return False
         return (
             finding.gate == self.gate

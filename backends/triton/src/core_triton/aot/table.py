@@ -21,11 +21,12 @@ reports), races, missing barriers, real occupancy, speed, and anything that a dr
 
 A cell is `registers/KiB/occupancy instruction`: registers of a thread, shared memory of a program in KiB, programs that
 fit on a multiprocessor (sm) or waves on a SIMD (gfx), and the kind of matrix instruction in the code (`wgmma`,
-`tcgen05`, `mma`, `mfma`, `wmma`; none where there is no word). `+n` after the registers are spills, `-` is a build that
-the target does not need.
+`tcgen05`, `mma`, `mfma`, `wmma`; none where there is no word). `+n` after the registers are spills to memory, `~n` are
+scalar registers kept in lanes of vector registers (gfx), which costs instructions and no memory. `-` is a build
+that the target does not need.
 
-Gates: it compiles, no spills, fits the target's shared memory, and where the operation is a product, the instruction
-that the tile could use best. What is let off stands at the end, with its reason.
+Gates: it compiles, no spills of either kind, fits the target's shared memory, and where the operation is a product, the
+instruction that the tile could use best. What is let off stands at the end, with its reason.
 """
 
 
@@ -68,7 +69,7 @@ def _cell(compiled: Compiled) -> str:
     if found is None:
         return "FAILED"
     kinds = sorted({family_of(instruction) for instruction in found.matrix})
-    spills = f"+{found.spills + found.scalar_spills}" if found.spills or found.scalar_spills else ""
+    spills = (f"+{found.spills}" if found.spills else "") + (f"~{found.scalar_spills}" if found.scalar_spills else "")
     figures = f"{found.registers}{spills}/{-(-found.shared_bytes // 1024)}/{found.occupancy}"
     return " ".join([figures, *kinds])
 

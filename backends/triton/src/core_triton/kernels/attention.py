@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from core_triton.kernels.logits import add_by_pieces
 from core_triton.kernels.requests import request_of_tile
 from core_triton.kernels.softmax import LOG2E, finish, join_sink, online, share_of_tiles
 
@@ -52,6 +53,7 @@ def attention_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK_V: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_Q: tl.constexpr,
 ):
     """Grid (tiles of queries, key heads, parts of the keys). A tile is BLOCK_Q tokens of a request times the GROUP
@@ -61,6 +63,7 @@ def attention_kernel(
 
     Args:
         ONE_TILE: Whether no request has more than BLOCK_Q tokens: tile r is request r then.
+        BLOCK_P: Elements of a head that a product of queries and keys takes at a time, BLOCK_D for all of them.
         PAGE: Tokens a block of the cache; 0 where key and value are the step's own, [num_tokens, heads, dim].
     """
     tile, kv_head = tl.program_id(0), tl.program_id(1)
@@ -83,11 +86,10 @@ def attention_kernel(
     head = kv_head * GROUP + rows % GROUP
     position = seq_len - query_len + index
     dims, v_dims = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_V)
-    q = tl.load(
-        query + (token * q_stride + head * q_head_stride)[:, None] + dims[None, :],
-        mask=row_mask[:, None] & (dims < HEAD_DIM)[None, :],
-        other=0.0,
-    )
+    word = query.dtype.element_ty
+    q_rows = query + token * q_stride + head * q_head_stride
+    if BLOCK_P == BLOCK_D:
+        q = tl.load(q_rows[:, None] + dims[None, :], mask=row_mask[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
 
     begin, end = 0, seq_len
     first_position = seq_len - query_len + first_query
@@ -109,37 +111,48 @@ def attention_kernel(
         keys = at + tl.arange(0, BLOCK_N)
         inside = keys < last
         if PAGE > 0:
-            block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside, other=0)
+            if PAGE % BLOCK_N == 0:
+                # The tile lies in one block: a scalar, and not a register and a load for each key.
+                block = tl.load(block_table + request * table_stride + at // PAGE)
+            else:
+                block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside, other=0)
             inside = inside & (block != 0)
             k_at = block.to(tl.int64) * k_block_stride + keys % PAGE * k_stride
             v_at = block.to(tl.int64) * v_block_stride + keys % PAGE * v_stride
         else:
             k_at = (start + keys).to(tl.int64) * k_stride
             v_at = (start + keys).to(tl.int64) * v_stride
-        k = tl.load(
-            key + (k_at + kv_head * k_head_stride)[:, None] + dims[None, :],
-            mask=inside[:, None] & (dims < HEAD_DIM)[None, :],
-            other=0.0,
-        ).to(q.dtype)
-        logits = tl.dot(q, tl.trans(k), input_precision="ieee")
+        k_rows = key + k_at + kv_head * k_head_stride
+        if BLOCK_P == BLOCK_D:
+            k = tl.load(k_rows[:, None] + dims[None, :], mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
+            logits = tl.dot(q, tl.trans(k.to(word)), input_precision="ieee")
+        else:
+            logits = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            logits = add_by_pieces(logits, q_rows, row_mask, k_rows, inside, HEAD_DIM, BLOCK_P)
         if SOFTCAP:
             bent = 1.0 - 2.0 / (tl.exp2(logits * (scale / softcap * (2.0 * LOG2E))) + 1.0)
             logits = bent * (softcap * LOG2E)
         else:
             logits = logits * factor
-        seen = inside[None, :]
         if CAUSAL:
-            seen = seen & (keys[None, :] <= position[:, None])
+            # A key out of sight counts as one that is still to come: one comparison an element.
+            keys = tl.where(inside, keys, 2147483647)
             if WINDOW:
-                seen = seen & (keys[None, :] > position[:, None] - window)
+                # Without a sign, a key that is still to come is far away.
+                distance = (position[:, None] - keys[None, :]).to(tl.uint32, bitcast=True)
+                seen = distance < tl.cast(window, tl.uint32)
+            else:
+                seen = keys[None, :] <= position[:, None]
+        else:
+            seen = inside[None, :]
         logits = tl.where(seen, logits, float("-inf"))
         weights, rescale, peak, total = online(logits, peak, total)
         v = tl.load(
             value + (v_at + kv_head * v_head_stride)[:, None] + v_dims[None, :],
             mask=inside[:, None] & (v_dims < V_DIM)[None, :],
             other=0.0,
-        ).to(q.dtype)
-        summed = summed * rescale[:, None] + tl.dot(weights.to(q.dtype), v, input_precision="ieee")
+        ).to(word)
+        summed = summed * rescale[:, None] + tl.dot(weights.to(word), v, input_precision="ieee")
 
     if SINKS:
         sink = tl.load(sinks + head, mask=row_mask, other=0.0) * LOG2E

@@ -45,7 +45,12 @@ def index_scores_kernel(
     keys = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     to = out + row.to(tl.int64) * width + keys
     inside = keys <= position
-    block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside & (keys < width), other=0)
+    if PAGE % BLOCK_N == 0:
+        # The positions lie in one block: a scalar, and not a register and a load for each.
+        first = tl.program_id(1) * BLOCK_N
+        block = tl.load(block_table + request * table_stride + first // PAGE, mask=first <= position, other=0)
+    else:
+        block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside & (keys < width), other=0)
     inside = inside & (block != 0)
     dims, rows = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_M)
     at = cache + block.to(tl.int64) * block_stride + keys % PAGE * slot_stride

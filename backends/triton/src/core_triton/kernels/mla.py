@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from core_triton.kernels.logits import add_by_pieces
 from core_triton.kernels.requests import request_of_tile
 from core_triton.kernels.softmax import LOG2E, finish, online, share_of_tiles
 
@@ -44,6 +45,7 @@ def mla_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_L: tl.constexpr,
     BLOCK_R: tl.constexpr,
+    BLOCK_P: tl.constexpr,
     BLOCK_Q: tl.constexpr,
 ):
     """Grid (tiles of queries, blocks of heads, parts of the keys). A tile is BLOCK_Q tokens times BLOCK_H heads.
@@ -53,6 +55,8 @@ def mla_kernel(
     Args:
         SPARSE: Whether the keys are those of `indices` [num_tokens, top_k]; BLOCK_Q is 1 then.
         ONE_TILE: Whether no request has more than BLOCK_Q tokens: tile r is request r then.
+        BLOCK_P: Elements of the latent that a product of queries and keys takes at a time. Less than BLOCK_L: read
+            again for each tile of keys, where registers do not hold whole queries beside the sum.
     """
     tile = tl.program_id(0)
     if ONE_TILE:
@@ -74,11 +78,9 @@ def mla_kernel(
     token = (start + index).to(tl.int64)
     position = seq_len - query_len + index
     dims, r_dims = tl.arange(0, BLOCK_L), tl.arange(0, BLOCK_R)
-    q = tl.load(
-        q_latent + (token * ql_stride + head * ql_head_stride)[:, None] + dims[None, :],
-        mask=row_mask[:, None] & (dims < LATENT)[None, :],
-        other=0.0,
-    )
+    q_rows = q_latent + token * ql_stride + head * ql_head_stride
+    if BLOCK_P == BLOCK_L:
+        q = tl.load(q_rows[:, None] + dims[None, :], mask=row_mask[:, None] & (dims < LATENT)[None, :], other=0.0)
     q_turned = tl.load(
         q_rope + (token * qr_stride + head * qr_head_stride)[:, None] + r_dims[None, :],
         mask=row_mask[:, None] & (r_dims < ROPE)[None, :],
@@ -101,21 +103,29 @@ def mla_kernel(
             chosen = indices + (start + first_query).to(tl.int64) * index_stride + keys
             keys = tl.load(chosen, mask=inside, other=-1)
             inside = (keys >= 0) & (keys < end)
-        block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside, other=0)
+        if not SPARSE and PAGE % BLOCK_N == 0:
+            # The tile lies in one block: a scalar, and not a register and a load for each key.
+            block = tl.load(block_table + request * table_stride + at // PAGE)
+        else:
+            block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside, other=0)
         inside = inside & (block != 0)
         row = cache + block.to(tl.int64) * block_stride + keys % PAGE * slot_stride
         latent = tl.load(row[:, None] + dims[None, :], mask=inside[:, None] & (dims < LATENT)[None, :], other=0.0).to(
-            q.dtype
+            q_turned.dtype
         )
         turned = tl.load(
             row[:, None] + LATENT + r_dims[None, :], mask=inside[:, None] & (r_dims < ROPE)[None, :], other=0.0
-        ).to(q.dtype)
-        logits = tl.dot(q, tl.trans(latent), input_precision="ieee")
-        logits += tl.dot(q_turned, tl.trans(turned), input_precision="ieee")
-        seen = inside[None, :] & (keys[None, :] <= position[:, None])
-        logits = tl.where(seen, logits * factor, float("-inf"))
+        ).to(q_turned.dtype)
+        logits = tl.dot(q_turned, tl.trans(turned), input_precision="ieee")
+        if BLOCK_P == BLOCK_L:
+            logits += tl.dot(q, tl.trans(latent), input_precision="ieee")
+        else:
+            logits = add_by_pieces(logits, q_rows, row_mask, row, inside, LATENT, BLOCK_P)
+        # A key out of sight counts as one that is still to come: one comparison an element.
+        keys = tl.where(inside, keys, 2147483647)
+        logits = tl.where(keys[None, :] <= position[:, None], logits * factor, float("-inf"))
         weights, rescale, peak, total = online(logits, peak, total)
-        summed = summed * rescale[:, None] + tl.dot(weights.to(q.dtype), latent, input_precision="ieee")
+        summed = summed * rescale[:, None] + tl.dot(weights.to(q_turned.dtype), latent, input_precision="ieee")
 
     divisor, log_sum = finish(peak, total)
     result = summed / divisor[:, None]

@@ -11,7 +11,7 @@ from torch import Tensor
 from core.backend import Capture, Verdict, torch_dtype
 from core.backend.ops import AttentionArgs, AttentionOp, Determinism
 from core.spec import DType
-from core_triton.ops.caches import CACHE_WORDS, cache_words, num_parts, page_of, refuse_cache
+from core_triton.ops.caches import CACHE_WORDS, LIMITS, cache_words, num_parts, page_of, refuse_cache
 from core_triton.ops.merge import join_parts
 from core_triton.ops.refusals import FLOATS, refuse_form
 from core_triton.ops.rows import power_of_two
@@ -25,9 +25,13 @@ _FEATURES = ("sinks", "lse", "scales", "ragged")
 _MOST_HEADS, _MOST_DIM = 64, 256
 
 
-def _tuning(phase: str, dim: int, dtype: DType, target: Target) -> Tuning:
-    size = 64 if dim <= 64 else 128 if dim <= 128 else 256
-    return tunings("attention", target)[f"{phase}{size}{'f32' if dtype is DType.FLOAT32 else ''}"]
+def _tuning(phase: str, op: AttentionOp, target: Target) -> Tuning:
+    dim, found = max(op.head_dim, op.v_head_dim), tunings("attention", target)
+    name = f"{phase}{64 if dim <= 64 else 128 if dim <= 128 else 256}"
+    if op.dtype is DType.FLOAT32:
+        return found[f"{name}f32"]
+    narrow = not op.has("ragged") and op.kv_dtype in LIMITS
+    return found.get(f"{name}c8", found[name]) if narrow else found[name]
 
 
 def _constants(op: AttentionOp, tuning: Tuning, *, page: int, last_pass: bool, per_token: bool) -> dict[str, Any]:
@@ -39,6 +43,7 @@ def _constants(op: AttentionOp, tuning: Tuning, *, page: int, last_pass: bool, p
     """
     group = op.num_heads // op.num_kv_heads
     block_m = max(tuning["BLOCK_M"], power_of_two(group))
+    block_d = max(16, power_of_two(op.head_dim))
     return {
         "GROUP": group,
         "HEAD_DIM": op.head_dim,
@@ -52,8 +57,9 @@ def _constants(op: AttentionOp, tuning: Tuning, *, page: int, last_pass: bool, p
         "LSE": op.has("lse") or not last_pass,
         "BLOCK_M": block_m,
         "BLOCK_N": tuning["BLOCK_N"],
-        "BLOCK_D": max(16, power_of_two(op.head_dim)),
+        "BLOCK_D": block_d,
         "BLOCK_V": max(16, power_of_two(op.v_head_dim)),
+        "BLOCK_P": min(tuning.sizes.get("BLOCK_P", block_d), block_d),
         "BLOCK_Q": 1 if per_token else block_m // group,
     }
 
@@ -64,12 +70,11 @@ class _Attention:
     def __init__(self, op: AttentionOp, target: Target) -> None:
         self._op = op
         self._dtype = torch_dtype(op.dtype)
-        dim = max(op.head_dim, op.v_head_dim)
-        self._decode = _tuning("decode", dim, op.dtype, target)
+        self._decode = _tuning("decode", op, target)
         # Asked for more than D1, a request is done in one way whatever is beside it, and a token so for D3.
         self._fixed = op.determinism >= Determinism.D2
         self._per_token = op.determinism >= Determinism.D3
-        self._prefill = self._decode if self._per_token else _tuning("prefill", dim, op.dtype, target)
+        self._prefill = self._decode if self._per_token else _tuning("prefill", op, target)
 
     def __call__(self, args: AttentionArgs) -> Tensor:
         query, batch = args.query, args.plan.batch
@@ -179,7 +184,7 @@ _DIVISIBLE = ("query", "key", "value", "out", *(name for name in (*_NUMBERS, *_M
 def _build(label: str, op: AttentionOp, phase: str, target: Target, *, parts: bool = False) -> Build:
     from core_triton.kernels.attention import attention_kernel
 
-    tuning = _tuning(phase, max(op.head_dim, op.v_head_dim), op.dtype, target)
+    tuning = _tuning(phase, op, target)
     word, kept = FLOATS[op.dtype], CACHE_WORDS[op.kv_dtype]
     page = 0 if op.has("ragged") else 64
     return Build(

@@ -48,8 +48,13 @@ def join_parts(outs: Tensor, lses: Tensor, out: Tensor, lse: Tensor | None, sink
         LSE=lse is not None,
         PARTS=power_of_two(parts),
         BLOCK=power_of_two(dim),
-        num_warps=2,
+        num_warps=_warps(power_of_two(parts) * power_of_two(dim)),
     )
+
+
+def _warps(elements: int) -> int:
+    """Warps that sum that many numbers: a thread holds no more than 64 of them."""
+    return min(16, max(2, elements // 2048))
 
 
 def _bind(op: MergeLseOp, target: Target) -> Callable[[MergeLseArgs], tuple[Tensor, Tensor]]:
@@ -75,7 +80,7 @@ def _builds(target: Target) -> Sequence[Build]:
             label=label,
             signature={**pointers, "num_rows": "i32", "num_parts": "i32", "heads": "i32"},
             constexprs={"DIM": dim, "SINKS": sinks, "LSE": True, "PARTS": parts, "BLOCK": dim},
-            num_warps=2,
+            num_warps=_warps(parts * dim),
             num_stages=2,
             divisible=("outs", "out"),
         )

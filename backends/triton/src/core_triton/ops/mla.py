@@ -11,7 +11,7 @@ from torch import Tensor
 from core.backend import Capture, Verdict, torch_dtype
 from core.backend.ops import Determinism, MlaArgs, MlaOp
 from core.spec import DType
-from core_triton.ops.caches import CACHE_WORDS, cache_words, num_parts, page_of, refuse_cache
+from core_triton.ops.caches import CACHE_WORDS, LIMITS, cache_words, num_parts, page_of, refuse_cache
 from core_triton.ops.merge import join_parts
 from core_triton.ops.refusals import FLOATS, refuse_form
 from core_triton.ops.rows import power_of_two
@@ -25,15 +25,18 @@ _FEATURES = ("sparse", "lse")
 _MOST_LATENT = 512
 
 
-def _tuning(rows: int, dtype: DType, target: Target) -> Tuning:
+def _tuning(rows: int, op: MlaOp, target: Target) -> Tuning:
     """For tiles of which `rows` rows have work."""
     found = tunings("mla", target)
-    suffix = "_f32" if dtype is DType.FLOAT32 else ""
-    return found[("few" if rows <= found["few"]["BLOCK_M"] else "many") + suffix]
+    name = "few" if rows <= found["few"]["BLOCK_M"] else "many"
+    if op.dtype is DType.FLOAT32:
+        return found[f"{name}_f32"]
+    return found.get(f"{name}_c8", found[name]) if op.kv_dtype in LIMITS else found[name]
 
 
 def _constants(op: MlaOp, tuning: Tuning, *, page: int, last_pass: bool, one_tile: bool) -> dict[str, Any]:
     block_h = min(power_of_two(op.num_heads), tuning["BLOCK_M"])
+    block_l = max(16, power_of_two(op.latent_dim))
     per_token = op.has("sparse") or op.determinism >= Determinism.D3
     return {
         "LATENT": op.latent_dim,
@@ -45,8 +48,9 @@ def _constants(op: MlaOp, tuning: Tuning, *, page: int, last_pass: bool, one_til
         "BLOCK_M": tuning["BLOCK_M"],
         "BLOCK_N": tuning["BLOCK_N"],
         "BLOCK_H": block_h,
-        "BLOCK_L": max(16, power_of_two(op.latent_dim)),
+        "BLOCK_L": block_l,
         "BLOCK_R": max(16, power_of_two(op.rope_dim)),
+        "BLOCK_P": min(tuning.sizes.get("BLOCK_P", block_l), block_l),
         "BLOCK_Q": 1 if per_token else tuning["BLOCK_M"] // block_h,
     }
 
@@ -59,8 +63,8 @@ class _Mla:
         self._dtype = torch_dtype(op.dtype)
         self._fixed = op.determinism >= Determinism.D2
         # Of a token alone, and of a tile that several tokens may fill.
-        self._few = _tuning(op.num_heads, op.dtype, target)
-        self._many = self._few if op.determinism >= Determinism.D3 else _tuning(1 << 16, op.dtype, target)
+        self._few = _tuning(op.num_heads, op, target)
+        self._many = self._few if op.determinism >= Determinism.D3 else _tuning(1 << 16, op, target)
 
     def __call__(self, args: MlaArgs) -> Tensor:
         from core_triton.kernels.mla import mla_kernel
@@ -120,7 +124,7 @@ _STRIDES = (
 def _build(label: str, op: MlaOp, rows: int, target: Target) -> Build:
     from core_triton.kernels.mla import mla_kernel
 
-    tuning, word = _tuning(rows, op.dtype, target), FLOATS[op.dtype]
+    tuning, word = _tuning(rows, op, target), FLOATS[op.dtype]
     few = rows <= op.num_heads
     pointers = dict(_POINTERS) | dict.fromkeys(("q_latent", "q_rope"), f"*{word}")
     pointers |= {"cache": f"*{CACHE_WORDS[op.kv_dtype]}", "out": "*fp32" if few else f"*{word}"}
