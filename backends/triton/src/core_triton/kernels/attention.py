@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from core_triton.kernels.block_table import blocks_of_tile
 from core_triton.kernels.logits import add_by_pieces
 from core_triton.kernels.requests import request_of_tile
 from core_triton.kernels.softmax import LOG2E, finish, join_sink, online, share_of_tiles
@@ -111,11 +112,7 @@ def attention_kernel(
         keys = at + tl.arange(0, BLOCK_N)
         inside = keys < last
         if PAGE > 0:
-            if PAGE % BLOCK_N == 0:
-                # The tile lies in one block: a scalar, and not a register and a load for each key.
-                block = tl.load(block_table + request * table_stride + at // PAGE)
-            else:
-                block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside, other=0)
+            block = blocks_of_tile(block_table + request * table_stride, at, last, PAGE, BLOCK_N)
             inside = inside & (block != 0)
             k_at = block.to(tl.int64) * k_block_stride + keys % PAGE * k_stride
             v_at = block.to(tl.int64) * v_block_stride + keys % PAGE * v_stride

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from core_triton.kernels.block_table import blocks_of_tile
 from core_triton.kernels.requests import request_of_token
 
 __all__ = ["index_scores_kernel"]
@@ -42,15 +43,12 @@ def index_scores_kernel(
     token = first_token + row
     request = request_of_token(starts, num_requests, token)
     position = tl.load(seq_lens + request) - tl.load(starts + request + 1) + token
-    keys = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    first = tl.program_id(1) * BLOCK_N
+    keys = first + tl.arange(0, BLOCK_N)
     to = out + row.to(tl.int64) * width + keys
     inside = keys <= position
-    if PAGE % BLOCK_N == 0:
-        # The positions lie in one block: a scalar, and not a register and a load for each.
-        first = tl.program_id(1) * BLOCK_N
-        block = tl.load(block_table + request * table_stride + first // PAGE, mask=first <= position, other=0)
-    else:
-        block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside & (keys < width), other=0)
+    seen = tl.minimum(position + 1, width)
+    block = blocks_of_tile(block_table + request * table_stride, first, seen, PAGE, BLOCK_N)
     inside = inside & (block != 0)
     dims, rows = tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_M)
     at = cache + block.to(tl.int64) * block_stride + keys % PAGE * slot_stride

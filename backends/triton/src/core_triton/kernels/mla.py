@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from core_triton.kernels.block_table import blocks_of_tile
 from core_triton.kernels.logits import add_by_pieces
 from core_triton.kernels.requests import request_of_tile
 from core_triton.kernels.softmax import LOG2E, finish, online, share_of_tiles
@@ -103,11 +104,10 @@ def mla_kernel(
             chosen = indices + (start + first_query).to(tl.int64) * index_stride + keys
             keys = tl.load(chosen, mask=inside, other=-1)
             inside = (keys >= 0) & (keys < end)
-        if not SPARSE and PAGE % BLOCK_N == 0:
-            # The tile lies in one block: a scalar, and not a register and a load for each key.
-            block = tl.load(block_table + request * table_stride + at // PAGE)
-        else:
+        if SPARSE:
             block = tl.load(block_table + request * table_stride + keys // PAGE, mask=inside, other=0)
+        else:
+            block = blocks_of_tile(block_table + request * table_stride, at, last, PAGE, BLOCK_N)
         inside = inside & (block != 0)
         row = cache + block.to(tl.int64) * block_stride + keys % PAGE * slot_stride
         latent = tl.load(row[:, None] + dims[None, :], mask=inside[:, None] & (dims < LATENT)[None, :], other=0.0).to(

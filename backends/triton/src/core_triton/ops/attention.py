@@ -175,18 +175,18 @@ def _verdict(op: AttentionOp, target: Target) -> Verdict:
     return Verdict.native(capture=Capture.UNIFORM, determinism=max(op.determinism, Determinism.D1))
 
 
+_PAGE, _SMALL_PAGE = 64, 16
 _POINTERS = {"lse": "*fp32", "starts": "*i32", "seq_lens": "*i32", "block_table": "*i32"}
 _NUMBERS = ("num_requests", "num_tokens", "window", "q_stride", "q_head_stride", "k_block_stride", "k_stride")
 _MORE_NUMBERS = ("k_head_stride", "v_block_stride", "v_stride", "v_head_stride", "table_stride", "scale_stride")
 _DIVISIBLE = ("query", "key", "value", "out", *(name for name in (*_NUMBERS, *_MORE_NUMBERS) if "_stride" in name))
 
 
-def _build(label: str, op: AttentionOp, phase: str, target: Target, *, parts: bool = False) -> Build:
+def _build(label: str, op: AttentionOp, phase: str, target: Target, *, page: int = _PAGE, parts: bool = False) -> Build:
     from core_triton.kernels.attention import attention_kernel
 
     tuning = _tuning(phase, op, target)
     word, kept = FLOATS[op.dtype], CACHE_WORDS[op.kv_dtype]
-    page = 0 if op.has("ragged") else 64
     return Build(
         kernel=attention_kernel,
         label=label,
@@ -201,7 +201,7 @@ def _build(label: str, op: AttentionOp, phase: str, target: Target, *, parts: bo
             **dict.fromkeys((*_NUMBERS, *_MORE_NUMBERS), "i32"),
         },
         constexprs={
-            **_constants(op, tuning, page=page, last_pass=not parts, per_token=False),
+            **_constants(op, tuning, page=0 if op.has("ragged") else page, last_pass=not parts, per_token=False),
             "ONE_TILE": phase == "decode",
         },
         num_warps=tuning.num_warps,
@@ -236,6 +236,10 @@ def _builds(target: Target) -> Sequence[Build]:
         found.append(_build(f"prefill {label}", op, "prefill", target))
         if not op.has("ragged"):
             found.append(_build(f"decode {label}", op, "decode", target, parts=not op.has("sinks")))
+    label, op = next((label, op) for label, op in _cases(target) if op.head_dim == 128)
+    for phase in ("prefill", "decode"):
+        short = f"{phase} {label}, blocks of {_SMALL_PAGE}"
+        found.append(_build(short, op, phase, target, page=_SMALL_PAGE, parts=phase == "decode"))
     return found
 
 

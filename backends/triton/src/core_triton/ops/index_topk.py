@@ -87,7 +87,7 @@ _STRIDES = ("q_stride", "q_head_stride", "w_stride", "block_stride", "slot_strid
 def _builds(target: Target) -> Sequence[Build]:
     from core_triton.kernels.index_topk import index_scores_kernel
 
-    def build(label: str, dtype: DType, kv_dtype: DType) -> Build:
+    def build(label: str, dtype: DType, kv_dtype: DType, page: int = 64) -> Build:
         op = IndexTopkOp(dtype=dtype, num_heads=64, head_dim=128, top_k=2048, kv_dtype=kv_dtype)
         tuning = _tuning(dtype, target)
         return Build(
@@ -101,7 +101,7 @@ def _builds(target: Target) -> Sequence[Build]:
                 **dict.fromkeys(("starts", "seq_lens", "block_table"), "*i32"),
                 **dict.fromkeys(("num_requests", "first_token", "width", "heads", *_STRIDES), "i32"),
             },
-            constexprs=_constants(op, tuning, 64),
+            constexprs=_constants(op, tuning, page),
             num_warps=tuning.num_warps,
             num_stages=tuning.num_stages,
             matrix=dtype is not DType.FLOAT32,
@@ -109,6 +109,7 @@ def _builds(target: Target) -> Sequence[Build]:
         )
 
     found = [build(f"scores {word}", dtype, dtype) for dtype, word in FLOATS.items()]
+    found.append(build("scores bf16, blocks of 16", DType.BFLOAT16, DType.BFLOAT16, page=16))
     for dtype, word in cache_words(target).items():
         if dtype is not DType.INT8:
             found.append(build(f"scores cache {word}", DType.BFLOAT16, dtype))

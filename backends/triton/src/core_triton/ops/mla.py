@@ -121,7 +121,7 @@ _STRIDES = (
 )
 
 
-def _build(label: str, op: MlaOp, rows: int, target: Target) -> Build:
+def _build(label: str, op: MlaOp, rows: int, target: Target, page: int = 64) -> Build:
     from core_triton.kernels.mla import mla_kernel
 
     tuning, word = _tuning(rows, op, target), FLOATS[op.dtype]
@@ -138,7 +138,7 @@ def _build(label: str, op: MlaOp, rows: int, target: Target) -> Build:
             "scale": "fp32",
             **dict.fromkeys(_STRIDES, "i32"),
         },
-        constexprs=_constants(op, tuning, page=64, last_pass=not few, one_tile=few),
+        constexprs=_constants(op, tuning, page=page, last_pass=not few, one_tile=few),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
         matrix=op.dtype is not DType.FLOAT32,
@@ -158,6 +158,7 @@ def _builds(target: Target) -> Sequence[Build]:
         found.append(_build(f"decode {word} 16 heads", op(dtype, 16), 16, target))
         found.append(_build(f"prefill {word} 16 heads", op(dtype, 16), 1 << 16, target))
     bf16 = DType.BFLOAT16
+    found.append(_build("decode bf16 16 heads, blocks of 16", op(bf16, 16), 16, target, page=16))
     found.append(_build("decode bf16 128 heads", op(bf16, 128), 128, target))
     found.append(_build("sparse bf16 128 heads", op(bf16, 128, None, "sparse"), 128, target))
     found.append(_build("sparse bf16 16 heads", op(bf16, 16, None, "sparse"), 16, target))
