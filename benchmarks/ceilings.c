@@ -19,8 +19,7 @@
 #include <immintrin.h>
 #endif
 
-enum { LANES = 16, CHAINS = 12, RUNS = 5, MAX_THREADS = 256 };
-typedef float Floats __attribute__((vector_size(LANES * 4)));
+enum { LANES = 4, CHAINS = 12, RUNS = 5, MAX_THREADS = 256 };
 typedef uint64_t Words __attribute__((vector_size(64)));
 typedef uint64_t (*Work)(int thread);
 
@@ -52,22 +51,49 @@ static uint64_t read_memory(int thread) {
   return sums[0][0];
 }
 
-#define IN_REGISTERS(value) __asm__ volatile("" : "+v"(value))
+// Chains by name: compilers keep an array of them in memory, and the peak is then that of loads and stores.
+#define CHAINED(what, arguments...)                                                                           \
+  what(0, arguments) what(1, arguments) what(2, arguments) what(3, arguments) what(4, arguments)              \
+  what(5, arguments) what(6, arguments) what(7, arguments) what(8, arguments) what(9, arguments)              \
+  what(10, arguments) what(11, arguments)
+#if defined(__x86_64__)
+#define IN_REGISTER "+v"
+#elif defined(__aarch64__)
+#define IN_REGISTER "+w"
+#else
+#define IN_REGISTER "+m"
+#endif
+#define BEGIN_CHAIN(chain, Register) Register sum##chain = {0};
+#define LENGTHEN_CHAIN(chain, MULTIPLY_ADD)   \
+  sum##chain = MULTIPLY_ADD(sum##chain, a, b); \
+  __asm__ volatile("" : IN_REGISTER(sum##chain));
+#define MULTIPLY(name, Register, Factor, first, second, MULTIPLY_ADD)                           \
+  static uint64_t name(int thread) {                                                            \
+    Factor a = first, b = second;                                                               \
+    CHAINED(BEGIN_CHAIN, Register)                                                              \
+    for (long round = 0; round < repeats; round++) { CHAINED(LENGTHEN_CHAIN, MULTIPLY_ADD) }    \
+    uint64_t seen;                                                                              \
+    memcpy(&seen, &sum0, sizeof seen);                                                          \
+    return seen + thread;                                                                       \
+  }
 
 #ifdef __x86_64__
 #ifdef __AVX512F__
 typedef __m512 FloatRegister;
 typedef __m512i ByteRegister;
-#define MULTIPLY_ADD(sum, a, b) _mm512_fmadd_ps(a, b, sum)
+#define FP32_ADD(sum, a, b) _mm512_fmadd_ps(a, b, sum)
 #define SET_FLOAT(value) _mm512_set1_ps(value)
 #define SET_BYTE(value) _mm512_set1_epi8(value)
 #else
 typedef __m256 FloatRegister;
 typedef __m256i ByteRegister;
-#define MULTIPLY_ADD(sum, a, b) _mm256_fmadd_ps(a, b, sum)
+#define FP32_ADD(sum, a, b) _mm256_fmadd_ps(a, b, sum)
 #define SET_FLOAT(value) _mm256_set1_ps(value)
 #define SET_BYTE(value) _mm256_set1_epi8(value)
 #endif
+#define FP32_OPS (2.0 * sizeof(FloatRegister) / 4)
+MULTIPLY(multiply_fp32, FloatRegister, FloatRegister, SET_FLOAT(1e-9f), SET_FLOAT(1.0f), FP32_ADD)
+
 #if defined(__AVX512VNNI__)
 #define BYTE_DOT(sum, a, b) _mm512_dpbusd_epi32(sum, a, b)
 #elif defined(__AVXVNNI__)
@@ -76,69 +102,18 @@ typedef __m256i ByteRegister;
 #define BYTE_DOT(sum, a, b) \
   _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), _mm256_set1_epi16(1)))
 #endif
-
-static uint64_t multiply_fp32(int thread) {
-  FloatRegister sums[CHAINS], a = SET_FLOAT(1e-9f * (thread + 1)), b = SET_FLOAT(1.0f);
-  for (int chain = 0; chain < CHAINS; chain++) sums[chain] = SET_FLOAT(1e-9f * chain);
-  for (long round = 0; round < repeats; round++)
-#pragma GCC unroll 12
-    for (int chain = 0; chain < CHAINS; chain++) {
-      sums[chain] = MULTIPLY_ADD(sums[chain], a, b);
-      IN_REGISTERS(sums[chain]);
-    }
-  uint64_t seen = 0;
-  memcpy(&seen, &sums[thread % CHAINS], sizeof seen);
-  return seen;
-}
-#define FP32_OPS (2.0 * sizeof(FloatRegister) / 4)
+#ifdef BYTE_DOT
+MULTIPLY(multiply_int8, ByteRegister, ByteRegister, SET_BYTE(1), SET_BYTE(1), BYTE_DOT)
+#endif
 
 #ifdef __AVX512BF16__
-static uint64_t multiply_bf16(int thread) {
-  __m512 sums[CHAINS];
-  __m512bh a = (__m512bh)_mm512_set1_epi16(0x0101), b = a;
-  for (int chain = 0; chain < CHAINS; chain++) sums[chain] = _mm512_set1_ps(1e-9f * chain);
-  for (long round = 0; round < repeats; round++)
-#pragma GCC unroll 12
-    for (int chain = 0; chain < CHAINS; chain++) {
-      sums[chain] = _mm512_dpbf16_ps(sums[chain], a, b);
-      IN_REGISTERS(sums[chain]);
-    }
-  uint64_t seen = 0;
-  memcpy(&seen, &sums[thread % CHAINS], sizeof seen);
-  return seen;
-}
-#endif
-
-#ifdef BYTE_DOT
-static uint64_t multiply_int8(int thread) {
-  ByteRegister sums[CHAINS], a = SET_BYTE(1), b = SET_BYTE(thread + 1);
-  for (int chain = 0; chain < CHAINS; chain++) sums[chain] = SET_BYTE(chain);
-  for (long round = 0; round < repeats; round++)
-#pragma GCC unroll 12
-    for (int chain = 0; chain < CHAINS; chain++) {
-      sums[chain] = BYTE_DOT(sums[chain], a, b);
-      IN_REGISTERS(sums[chain]);
-    }
-  uint64_t seen = 0;
-  memcpy(&seen, &sums[thread % CHAINS], sizeof seen);
-  return seen;
-}
+MULTIPLY(multiply_bf16, __m512, __m512bh, (__m512bh)_mm512_set1_epi16(0x0101), a, _mm512_dpbf16_ps)
 #endif
 #else
-static uint64_t multiply_fp32(int thread) {
-  Floats sums[CHAINS] = {{0}}, a = {0}, b = {0};
-  a += 1e-9f * (thread + 1);
-  b += 1.0f;
-  for (long round = 0; round < repeats; round++)
-    for (int chain = 0; chain < CHAINS; chain++) {
-      sums[chain] += a * b;
-      __asm__ volatile("" ::: "memory");
-    }
-  uint64_t seen = 0;
-  memcpy(&seen, &sums[thread % CHAINS], sizeof seen);
-  return seen;
-}
+typedef float Floats __attribute__((vector_size(LANES * 4)));
+#define FP32_ADD(sum, a, b) (sum + a * b)
 #define FP32_OPS (2.0 * LANES)
+MULTIPLY(multiply_fp32, Floats, Floats, (Floats){0} + 1e-9f, (Floats){0} + 1.0f, FP32_ADD)
 #endif
 
 static void *run(void *argument) {

@@ -1,16 +1,19 @@
 """Time of a decode step, recorded and call by call, in turn in one process.
 
-    python benchmarks/decode_step.py MODEL [--device cpu] [--requests 1] [--tokens 48] [--rounds 5]
+    python benchmarks/decode_step.py MODEL [--device cpu] [--requests 1] [--tokens 48] [--rounds 5] [--profile]
 
 Prints the smallest and the median milliseconds a step, by the clock and of processor time. A model of many layers and
-hardly any width shows what the host costs.
+hardly any width shows what the host costs. `--profile` (device cpu) prints instead where the recorded calls spend it.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import statistics
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from core.llm import LLM
 from core.sampling_params import SamplingParams
@@ -27,6 +30,30 @@ def run(llm: LLM, requests: int, tokens: int) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def profile(llm: LLM, requests: int, tokens: int) -> None:
+    """Prints milliseconds a step of each operation, from the medians of its calls; the head is in no recording."""
+    from core_cpu.recording import CpuGraph
+
+    steps: list[list[tuple[str, float]]] = []
+
+    def replay(graph: CpuGraph, _: Sequence[object]) -> Any:
+        steps.append(graph.profile())
+        return graph._result
+
+    run(llm, requests, WARM_UP)
+    CpuGraph.replay = replay  # type: ignore[method-assign,assignment]
+    run(llm, requests, tokens)
+    whole = [step for step in steps if len(step) == max(map(len, steps))]
+    totals: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
+    for calls in zip(*whole, strict=True):
+        totals[calls[0][0]] += statistics.median(seconds for _, seconds in calls)
+        counts[calls[0][0]] += 1
+    for name, seconds in totals.most_common():
+        print(f"{name:20} {seconds * 1e3:8.3f} ms in {counts[name]} calls")
+    print(f"{'all':20} {sum(totals.values()) * 1e3:8.3f} ms, medians of {len(whole)} steps")
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -35,8 +62,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=1)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    common = {"device": args.device, "max_num_seqs": args.requests, "num_blocks": 64 + 16 * args.requests}
+    common: dict[str, Any] = {
+        "device": args.device,
+        "max_num_seqs": args.requests,
+        "num_blocks": 64 + 16 * args.requests,
+    }
+    if args.profile:
+        with LLM(args.model, **common) as llm:
+            profile(llm, args.requests, args.tokens)
+        return
     with LLM(args.model, enforce_eager=True, **common) as eager, LLM(args.model, **common) as recorded:
         engines = {"call by call": eager, "recorded": recorded}
         found: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}

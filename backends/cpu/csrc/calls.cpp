@@ -1,5 +1,7 @@
 #include "calls.h"
 
+#include <iterator>
+
 namespace core_cpu {
 namespace {
 
@@ -47,6 +49,13 @@ template <class Other> int64_t* tokens_of(Other&) { return nullptr; }
 void run(const Call& call) {
   const KernelTable& table = kernels();
   std::visit([&](const auto& a) { start(table, a); }, call);
+}
+
+const char* kind(const Call& call) {
+  static constexpr const char* names[] = {"linear",    "embed",            "rms_norm", "act_mul", "rope",   "attention", "kv_write",
+                                          "attention", "attention_ragged", "kv_write", "kv_read", "sample", "apply_token_bitmask"};
+  static_assert(std::size(names) == std::variant_size_v<Call>);
+  return names[call.index()];
 }
 
 int64_t* token_count(Call& call) {

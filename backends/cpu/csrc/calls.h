@@ -22,6 +22,9 @@ using Call = std::variant<LinearArgs, EmbedArgs, NormArgs, ActArgs, RopeArgs, Pl
 
 void run(const Call& call);
 
+// The contract's name of the operation, for a profile.
+const char* kind(const Call& call);
+
 // Where a call keeps the number of packed tokens that it works on; null for calls that are not cut by tokens.
 int64_t* token_count(Call& call);
 

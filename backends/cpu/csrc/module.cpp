@@ -2,6 +2,7 @@
 // Every call releases the GIL. Calls that read or write a step's tensors are submitted, so that a tape can keep them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
+#include <sys/mman.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -54,6 +55,14 @@ void define_weight(py::module_& m) {
            }),
            py::arg("scheme"), py::arg("n"), py::arg("k"), py::arg("data"), py::arg("row_scale") = 0,
            py::arg("block_scale") = 0, py::arg("row_sum") = 0);
+  m.def(
+      "advise_huge_pages",
+      [](Address memory, int64_t bytes) {
+        const uintptr_t page = 2 << 20, begin = (uintptr_t(at(memory)) + page - 1) / page * page;
+        const uintptr_t end = (uintptr_t(at(memory)) + bytes) / page * page;
+        if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+      },
+      py::arg("memory"), py::arg("bytes"), "Asks the system for large pages; where it has none, nothing changes.");
   m.def("packed_bytes", &packed_bytes, py::arg("scheme"), py::arg("n"), py::arg("k"));
   m.def(
       "pack",
@@ -176,6 +185,8 @@ void define_tape(py::module_& m) {
            py::arg("plan").none(true))
       .def("stop", &Tape::stop, "Ends the recording.")
       .def("replay", &Tape::replay, "Runs the calls in order.", py::call_guard<py::gil_scoped_release>())
+      .def("profile", &Tape::profile, "As replay; [(operation, seconds)], a pair for each call.",
+           py::call_guard<py::gil_scoped_release>())
       .def("__len__", &Tape::size);
 }
 

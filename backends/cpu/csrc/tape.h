@@ -3,6 +3,7 @@
 // The calls hold addresses. Whoever recorded keeps the memory alive: inputs, temporaries, weights, and the plans.
 #pragma once
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "calls.h"
@@ -16,6 +17,8 @@ class Tape {
   void record(const StepPlan* plan);
   void stop();
   void replay();
+  // Replays, and tells for each call its kind and its seconds.
+  std::vector<std::pair<const char*, double>> profile();
   size_t size() const { return calls_.size(); }
 
   static Tape* recording();  // this thread's, or null
@@ -23,8 +26,17 @@ class Tape {
 
  private:
   void cut_rows(int64_t tokens);
+  void follow_plan();
+  void run_call(size_t index);
+  void find_weights();
+
+  struct Weights {
+    const void* data = nullptr;
+    int64_t bytes = 0;
+  };
 
   std::vector<Call> calls_;
+  std::vector<Weights> next_weights_;   // by call: those of the first matrix product behind it
   std::vector<int64_t*> token_counts_;  // of the calls on all tokens of the step
   const StepPlan* plan_ = nullptr;
   int64_t num_tokens_ = 0, live_tokens_ = 0;

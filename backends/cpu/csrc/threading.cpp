@@ -114,6 +114,8 @@ void parallel_dynamic(int64_t total, RangeFn fn, void* context) {
   Pool::instance().run(parts, run_items, &range);
 }
 
+void expect_read(const void* data, int64_t bytes) { Pool::instance().expect(data, bytes); }
+
 void* scratch(ScratchSlot slot, size_t bytes) {
   Scratch& s = t_scratch;
   if (s.bytes[slot] < bytes) {

@@ -247,3 +247,20 @@ def test_a_replay_wants_the_plans_of_the_recording(layer: _Layer) -> None:
     graph = layer.backend.capture(lambda: layer(x.view(1, HIDDEN), batch, plan, cache), [plan])
     with pytest.raises(AssertionError, match="not the plans"):
         graph.replay([layer.backend.plan(batch, layer.spec)])
+
+
+@torch.inference_mode()
+def test_a_profile_is_a_replay_that_names_each_call(layer: _Layer) -> None:
+    batch, x, cache = _batch([2], 1), _x(1), layer.new_cache()
+    plan = layer.backend.plan(batch, layer.spec)
+    graph = layer.backend.capture(lambda: layer(x.view(1, HIDDEN), batch, plan, cache), [plan])
+    assert isinstance(graph, CpuGraph)
+    result = graph.replay([plan])
+    expected = result.clone()
+    result.zero_()
+    x.copy_(_x(1))  # the layers write their residuals into it
+    calls = graph.profile()
+    assert len(calls) == graph.num_calls and all(seconds >= 0 for _, seconds in calls)
+    heavy = [name for name, _ in calls if name in {"linear", "attention"}]
+    assert heavy == ["linear", "attention", "linear", "linear", "linear"] * (len(heavy) // 5) and heavy
+    assert torch.equal(result, expected)

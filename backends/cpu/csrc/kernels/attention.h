@@ -10,7 +10,8 @@ namespace {
 
 constexpr int64_t kKeyChunk = 128;  // keys between two visits of the running sums; rows of scores have room for 16 more
 constexpr int kTaskRows = 48;       // rows of a task where a head group is not larger by itself
-constexpr int64_t kMinSplit = 256;  // keys that are worth a task of their own
+constexpr int64_t kMinSplit = 128;  // keys that are worth a task of their own
+constexpr int64_t kColdRows = 12;   // up to so many rows, a task waits for its keys and values rather than computing
 constexpr float kMinusInf = -__builtin_inff();
 
 struct AttentionTask {
@@ -150,6 +151,25 @@ static void scores(const AttentionArgs& a, const AttentionTask& t, const Chunk& 
     }
     m0 += mr;
   }
+}
+
+// Asks for the keys or values of [begin, end), which lie in blocks all over the cache, before they are used.
+CORE_INLINE void fetch_blocks(const AttentionArgs& a, const AttentionTask& t, const void* cache, int64_t block_stride,
+                              int64_t head_elements, int64_t begin, int64_t end) {
+  int64_t bytes = dtype_bytes(a.kv.cache_dtype), size = a.kv.block_size;
+  for (int64_t key = begin / size * size; key < end; key += size) {
+    int64_t block = a.block_table[t.request * a.table_stride + key / size];
+    if (block == 0) continue;
+    prefetch(static_cast<const char*>(cache) + (block * block_stride + t.kv_head * head_elements) * bytes, head_elements * bytes);
+  }
+}
+
+CORE_INLINE void fetch_keys(const AttentionArgs& a, const AttentionTask& t, int64_t begin, int64_t end) {
+  fetch_blocks(a, t, a.kv.k_cache, a.kv.k_block_stride, k_head_elements(a.kv), begin, end);
+}
+
+CORE_INLINE void fetch_values(const AttentionArgs& a, const AttentionTask& t, int64_t begin, int64_t end) {
+  fetch_blocks(a, t, a.kv.v_cache, a.kv.v_block_stride, v_head_elements(a.kv), begin, end);
 }
 
 CORE_INLINE F iota() {
@@ -319,16 +339,30 @@ static void finish_tile(const AttentionArgs& a, const AttentionTask& t, const fl
     finish_attention_row(a, q.first + t.query0 + i / group, t.kv_head * group + i % group, o + i * dv, m[i], l[i]);
 }
 
+CORE_INLINE bool is_cold(const AttentionArgs& a, const AttentionTask& t) {
+  return (t.query1 - t.query0) * (a.num_heads / a.kv.num_kv_heads) <= kColdRows;
+}
+
+// The keys of a task's first chunk, asked for while another task computes.
+CORE_INLINE void fetch_first(const AttentionArgs& a, const AttentionTask& t) {
+  if (is_cold(a, t)) fetch_keys(a, t, t.key0, min64(t.key1, t.key0 / kKeyChunk * kKeyChunk + kKeyChunk));
+}
+
+// `next`: the task that this thread will probably take up behind this one, or null.
 template <class K, class T>
-static void attention_task(const AttentionPlan& p, const AttentionTask& t) {
+static void attention_task(const AttentionPlan& p, const AttentionTask& t, const AttentionTask* next) {
   const AttentionArgs& a = *p.args;
   RequestShape q = shape_of(a, t.request);
   int64_t group = a.num_heads / a.kv.num_kv_heads;
   RowState s = carve(a, (t.query1 - t.query0) * group);
+  bool cold = is_cold(a, t);
   pack_queries<T>(a, t, q, s, p.dp);
   start_rows(a, t, q, s);
   for (int64_t base = t.key0 / kKeyChunk * kKeyChunk; base < t.key1; base += kKeyChunk) {
     Chunk c{base, max64(base, t.key0), min64(base + kKeyChunk, t.key1)};
+    if (cold) fetch_values(a, t, c.begin, c.end);
+    if (cold && c.end < t.key1) fetch_keys(a, t, c.end, min64(c.end + kKeyChunk, t.key1));
+    else if (next) fetch_first(a, *next);
     for (int64_t end = c.end; next_run(a, t, c, end); c.begin = c.end) {
       scores<K>(a, t, c, s);
       for (int64_t i = 0; i < s.rows; i++) softmax_row(a, c, s, i, p.dp);
@@ -348,7 +382,11 @@ static void attention_task(const AttentionPlan& p, const AttentionTask& t) {
 template <class K, class T>
 static void attention_range(void* context, int64_t begin, int64_t end) {
   auto& p = *static_cast<AttentionPlan*>(context);
-  for (int64_t i = begin; i < end; i++) attention_task<K, T>(p, p.tasks[i]);
+  int64_t step = num_threads();
+  for (int64_t i = begin; i < end; i++) {
+    if (i < step) fetch_first(*p.args, p.tasks[i]);
+    attention_task<K, T>(p, p.tasks[i], i + step < p.num_tasks ? &p.tasks[i + step] : nullptr);
+  }
 }
 
 // Joins the splits of a tile into its first split's partial result, in order of the keys.

@@ -247,21 +247,29 @@ static void run_task(const LinearPlan& p, int64_t panel, int np, int real, int64
 }
 
 template <class K>
+CORE_INLINE void run_panels(const LinearPlan& p, int64_t panel, int64_t last, int64_t tile0, int64_t tile1, TaskScratch& s) {
+  while (panel < last) {
+    int left = int(min64(last - panel, p.np)), np = p.np <= left ? p.np : left >= 2 ? 2 : kMinPanels;
+    int real = np < left ? np : left;
+    run_task<K>(p, panel, np, real, tile0, tile1, s);
+    panel += real;
+  }
+}
+
+// Items are groups of panels for each chunk of rows; with one chunk they are panels, so that threads get equal shares.
+template <class K>
 static void run_range(void* context, int64_t begin, int64_t end) {
   auto& p = *static_cast<LinearPlan*>(context);
   auto& s = *static_cast<TaskScratch*>(scratch(kScratchTask, sizeof(TaskScratch)));
+  if (p.num_chunks == 1) {
+    run_panels<K>(p, begin, end, 0, p.num_tiles, s);
+    return;
+  }
   int64_t tiles_per_chunk = ceil_div(p.num_tiles, p.num_chunks);
   for (int64_t i = begin; i < end; i++) {
     int64_t group = i / p.num_chunks, chunk = i % p.num_chunks;
     int64_t tile0 = chunk * tiles_per_chunk, tile1 = min64(p.num_tiles, tile0 + tiles_per_chunk);
-    int64_t panel = group * p.np, last = min64(p.num_panels, panel + p.np);
-    if (tile0 >= tile1) continue;
-    while (panel < last) {
-      int left = int(last - panel), np = p.np <= left ? p.np : left >= 2 ? 2 : kMinPanels;
-      int real = np < left ? np : left;
-      run_task<K>(p, panel, np, real, tile0, tile1, s);
-      panel += real;
-    }
+    if (tile0 < tile1) run_panels<K>(p, group * p.np, min64(p.num_panels, (group + 1) * p.np), tile0, tile1, s);
   }
 }
 
@@ -278,7 +286,7 @@ CORE_INLINE void direct_panel(const void* panel, const float* a, const float* a_
       CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int u = 0; u < U; u++) part[m][u] = zero();
       const float* x = a + (i * S::kBlock + s * S::kSub) * MR;
       constexpr int64_t kSubBytes = int64_t(sizeof(b)) / (S::kBlock / S::kSub);
-      prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBytes, kSubBytes);
+      prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBlocksBytes, kSubBytes);
       S::each(b, s, [&](int base, int c, F q) CORE_LAMBDA {
         CORE_UNROLL for (int m = 0; m < MR; m++)
           part[m][c % U] = fma(set1(x[(base + c) * MR + m]), q, part[m][c % U]);
@@ -404,6 +412,7 @@ static void linear(const LinearArgs& a) {
   plan_memory(p, direct != nullptr);
   parallel_static(p.num_tiles, max64(1, 65536 / max64(1, a.w.k * ceil_div(a.m, p.num_tiles))), pack_range, &p);
   if (direct) parallel_static(p.num_panels, task_grain(p, 1), direct, &p);
+  else if (p.num_chunks == 1) parallel_static(p.num_panels, task_grain(p, 1), range_fn(p), &p);
   else parallel_static(p.num_groups * p.num_chunks, task_grain(p, p.np), range_fn(p), &p);
 }
 

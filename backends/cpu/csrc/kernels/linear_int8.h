@@ -94,7 +94,7 @@ static void int8_direct(void* context, int64_t begin, int64_t end) {
     CORE_UNROLL for (int m = 0; m < MR; m++) acc[m] = zero();
     for (int64_t i = 0; i < p.args->w.k / S::kBlock; i++) {
       const typename S::Block& b = blocks[i];
-      prefetch(reinterpret_cast<const char*>(&b) + kPrefetchBytes, int64_t(sizeof(b)));
+      prefetch(reinterpret_cast<const char*>(&b) + kPrefetchBlocksBytes, int64_t(sizeof(b)));
       for (int j = 0; j < kPerBlock; j++, a += act_dwords(MR, kSubs)) {
         CORE_UNROLL for (int s = 0; s < kSubs; s++) {
           const uint32_t* extra = a + (9 + 2 * s) * MR;
@@ -137,7 +137,7 @@ CORE_INLINE void unpack_blocks(const char* panel, int64_t sub0, int64_t count, U
     const typename S::Block& b = blocks[i / kSubs];
     int s = int(i % kSubs);
     constexpr int64_t kSubBytes = int64_t(sizeof(b)) / kSubs;
-    prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBytes, kSubBytes);
+    prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBlocksBytes, kSubBytes);
     if constexpr (S::kHasScale) store(out->d, S::scale(b, s));
     if constexpr (S::kHasMin) store(out->minimum, S::minimum(b, s));
     S::quads(b, s, [&](int g, I w) CORE_LAMBDA { storei(out->q[g], w); });

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from core_cpu import _kernels
 from core_cpu.kernels.arguments import DTYPE_CODES, require
+from core_cpu.kernels.weight_memory import MEMORY
 
 __all__ = ["PackedWeight", "Scheme", "pack"]
 
@@ -86,7 +87,7 @@ def pack(weight: Tensor, scheme: Scheme | None = None, scale: Tensor | None = No
     n, k = weight.shape[0], _logical_columns(weight, scheme)
     require(n > 0 and k > 0, f"weight must not be empty, got {(n, k)}")
     padded = -(-n // 16) * 16
-    tensors = {"panels": torch.empty(_kernels.packed_bytes(int(scheme), n, k), dtype=torch.uint8)}
+    tensors = {"panels": MEMORY.take(_kernels.packed_bytes(int(scheme), n, k))}
     parts: dict[str, Tensor] = {}
     if scheme is Scheme.INT8:
         parts["row_sum"] = tensors["row_sum"] = torch.empty(padded, dtype=torch.int32)
