@@ -256,7 +256,8 @@ CORE_INLINE void run_panels(const LinearPlan& p, int64_t panel, int64_t last, in
   }
 }
 
-// Items are groups of panels for each chunk of rows; with one chunk they are panels, so that threads get equal shares.
+// Items are groups of panels for each chunk of rows, chunk by chunk: its rows stay in the cache. With one chunk items are
+// panels, so that threads get equal shares.
 template <class K>
 static void run_range(void* context, int64_t begin, int64_t end) {
   auto& p = *static_cast<LinearPlan*>(context);
@@ -267,7 +268,7 @@ static void run_range(void* context, int64_t begin, int64_t end) {
   }
   int64_t tiles_per_chunk = ceil_div(p.num_tiles, p.num_chunks);
   for (int64_t i = begin; i < end; i++) {
-    int64_t group = i / p.num_chunks, chunk = i % p.num_chunks;
+    int64_t chunk = i / p.num_groups, group = i % p.num_groups;
     int64_t tile0 = chunk * tiles_per_chunk, tile1 = min64(p.num_tiles, tile0 + tiles_per_chunk);
     if (tile0 < tile1) run_panels<K>(p, group * p.np, min64(p.num_panels, (group + 1) * p.np), tile0, tile1, s);
   }

@@ -207,7 +207,7 @@ static void int8_range(void* context, int64_t begin, int64_t end) {
   auto& scratch_ = *static_cast<Int8Scratch<kQuads>*>(scratch(kScratchTask, sizeof(Int8Scratch<kQuads>)));
   int64_t tiles_per_chunk = ceil_div(p.num_tiles, p.num_chunks), blocks = p.args->w.k / kActBlock;
   for (int64_t i = begin; i < end; i++) {
-    int64_t panel = i / p.num_chunks * NP, chunk = i % p.num_chunks;
+    int64_t chunk = i / p.num_groups, panel = i % p.num_groups * NP;
     int64_t tile0 = chunk * tiles_per_chunk, tile1 = min64(p.num_tiles, tile0 + tiles_per_chunk);
     int real = int(min64(NP, p.num_panels - panel));
     if (tile0 >= tile1) continue;
