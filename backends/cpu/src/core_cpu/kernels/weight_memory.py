@@ -15,12 +15,13 @@ _ALIGNMENT = 64
 
 
 class WeightMemory:
-    """Hands out parts of large pieces of memory; a piece is given back when no part of it is left.
+    """Hands out parts of large pieces of memory.
 
-    A matrix of a small model is smaller than a large page, so that each in an allocation of its own would get none.
+    A matrix of a small model is smaller than a large page, so that each in an allocation of its own would get none. A
+    piece is given back when no part of it is left; the last one stays, its used parts too, until a weight does not fit.
 
     Args:
-        chunk_bytes: Bytes of a piece. What no weight has used of it is never touched.
+        chunk_bytes: Bytes of a piece. What no weight has used of it is not touched, but for the rest of a large page.
     """
 
     def __init__(self, chunk_bytes: int = 2**26) -> None:
