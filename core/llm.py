@@ -13,7 +13,9 @@ from rich.progress import Progress
 
 from core.config import EngineConfig
 from core.engine.args import engine_config
-from core.engine.build import build_engine, choose_device, load_tokenizer
+from core.engine.build import build_engine, load_tokenizer
+from core.engine.child import choose_device
+from core.engine.heap import collections_paused
 from core.engine.input_processor import InputProcessor, ProcessedRequest, Prompt, TokensPrompt
 from core.engine.output_processor import OutputKind, OutputProcessor
 from core.engine.protocol import EngineFacts
@@ -62,7 +64,8 @@ class LLM:
         if runner_factory is None:
             self._config, env = choose_device(self._config)
             os.environ.update(env)  # SDKs read their switches when they are first imported
-        self._engine = build_engine(self._config, runner_factory=runner_factory)
+        with collections_paused():
+            self._engine = build_engine(self._config, runner_factory=runner_factory)
         self._outputs = OutputProcessor(self._tokenizer)
         self._templates: dict[str | None, ChatTemplate] = {}
         self._request_ids = itertools.count()

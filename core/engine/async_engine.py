@@ -13,7 +13,8 @@ from typing import Self
 import msgspec
 
 from core.config import EngineConfig
-from core.engine.build import choose_device, load_tokenizer
+from core.engine.build import load_tokenizer
+from core.engine.child import EarlyProcess, choose_device
 from core.engine.health import EngineEvent, EngineHealth, RestartPolicy
 from core.engine.heap import release_heap
 from core.engine.input_processor import InputProcessor, ProcessedRequest
@@ -54,6 +55,7 @@ class AsyncEngine:
         *,
         env: Mapping[str, str],
         runner_factory: str | None,
+        early: EarlyProcess | None,
         policy: RestartPolicy | None,
         on_event: Callable[[EngineEvent], None] | None,
     ) -> None:
@@ -63,6 +65,7 @@ class AsyncEngine:
             config,
             env=env,
             runner_factory=runner_factory,
+            early=early,
             policy=policy,
             on_ready=self._on_ready,
             on_message=self._on_message,
@@ -90,6 +93,7 @@ class AsyncEngine:
         on_event: Callable[[EngineEvent], None] | None = None,
         runner_factory: str | None = None,
         restart_policy: RestartPolicy | None = None,
+        early: EarlyProcess | None = None,
     ) -> AsyncEngine:
         """A healthy engine; returns when its process takes requests.
 
@@ -100,6 +104,7 @@ class AsyncEngine:
             on_event: Called in the event loop, for a log; must not block.
             runner_factory: As for `build_engine`, by name; for tests and embedders.
             restart_policy: Delays and bound of restarts.
+            early: The first process, where it was started ahead for `config`; its owner stays who started it.
 
         Raises:
             CoreError: the very error that the engine could not be built for.
@@ -108,10 +113,14 @@ class AsyncEngine:
             scheduler = msgspec.structs.replace(config.scheduler, max_step_stretch=SERVED_STEP_STRETCH)
             config = msgspec.structs.replace(config, scheduler=scheduler)
         env: Mapping[str, str] = {}
-        if runner_factory is None:
+        if early is not None:
+            env = early.env
+        elif runner_factory is None:
             config, env = await asyncio.to_thread(choose_device, config)
         policy = (restart_policy or RestartPolicy()) if restart else None
-        engine = cls(config, tokenizer, env=env, runner_factory=runner_factory, policy=policy, on_event=on_event)
+        engine = cls(
+            config, tokenizer, env=env, runner_factory=runner_factory, early=early, policy=policy, on_event=on_event
+        )
         # A large vocabulary takes seconds, as the process's own imports do: side by side.
         launching = asyncio.ensure_future(engine._supervisor.start())
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import cast
 
 import msgspec
@@ -19,7 +19,7 @@ from core.sched.scheduler import Scheduler
 from core.text import tokenizer as text_tokenizer
 from core.text.tokenizer import Tokenizer
 
-__all__ = ["build_engine", "choose_device", "count_token_ids", "load_tokenizer", "served_max_model_len"]
+__all__ = ["build_engine", "count_token_ids", "load_tokenizer", "served_max_model_len"]
 
 RunnerFactory = Callable[[EngineConfig], Runner]
 
@@ -92,20 +92,6 @@ def count_token_ids(config: EngineConfig) -> int:
     from core.loader.hub import resolve_model
 
     return text_tokenizer.count_token_ids(resolve_model(config.tokenizer or config.model, config.revision))
-
-
-def choose_device(config: EngineConfig) -> tuple[EngineConfig, Mapping[str, str]]:
-    """The configuration with its device by name, and the environment that the device's process must start with.
-
-    Raises:
-        BackendNotFoundError: no such backend is installed.
-        BackendUnavailableError: it is installed and cannot be used.
-    """
-    from core import plugins
-
-    listing, index = plugins.choose_device(config.device)
-    assert listing.info is not None
-    return msgspec.structs.replace(config, device=f"{listing.info.name}:{index}"), listing.info.env
 
 
 def _runner_factory(factory: str | RunnerFactory | None) -> RunnerFactory:

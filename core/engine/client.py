@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -20,6 +18,7 @@ import zmq.asyncio
 
 from core.config import EngineConfig
 from core.engine import protocol
+from core.engine.child import start_process
 from core.engine.protocol import Dying, Failed, Launch, Ready, Shutdown
 from core.errors import ConfigError, CoreError, EngineDeadError
 
@@ -29,8 +28,6 @@ MAX_IPC_PATH = 100
 """Bytes of a socket's path that every system takes."""
 LAST_WORDS_S = 0.2
 """How long the messages of a process that has ended are looked for."""
-
-_BOOTSTRAP = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from core.engine.process import main; main()"
 
 
 class EngineClient:
@@ -56,6 +53,7 @@ class EngineClient:
         *,
         runner_factory: str | None = None,
         env: Mapping[str, str] | None = None,
+        early: subprocess.Popen[bytes] | None = None,
         ready_timeout_s: float = 1800.0,
     ) -> tuple[EngineClient, Ready]:
         """A process whose engine takes requests, and what it said when it did.
@@ -64,6 +62,7 @@ class EngineClient:
             config: What to serve.
             runner_factory: As for `build_engine`.
             env: Set in the process before its first import, over this process's environment.
+            early: A process of `start_process` to take, this one's from here on; None starts one.
             ready_timeout_s: Seconds that loading may take.
 
         Raises:
@@ -74,7 +73,9 @@ class EngineClient:
         try:
             sockets = _Sockets(folder)
             launch = Launch(config=config, inbox=sockets.inbox, outbox=sockets.outbox, runner_factory=runner_factory)
-            client = cls(_spawn(launch, env or {}), folder, sockets)
+            process = early or start_process(env or {}, import_ahead=runner_factory is None)
+            _send_launch(process, launch)
+            client = cls(process, folder, sockets)
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -176,19 +177,12 @@ class _Sockets:
         self._context.destroy(linger=0)
 
 
-def _spawn(launch: Launch, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _send_launch(process: subprocess.Popen[bytes], launch: Launch) -> None:
     data = protocol.encode(launch)
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BOOTSTRAP, json.dumps(sys.path)],
-        stdin=subprocess.PIPE,
-        env={**os.environ, **env},
-        start_new_session=True,
-    )
     assert process.stdin is not None
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(len(data).to_bytes(8, "big") + data)
         process.stdin.flush()
-    return process
 
 
 def _as_ready(message: protocol.FromEngine) -> Ready:

@@ -7,6 +7,9 @@ means that the parent is gone, however it went.
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import importlib
 import logging
 import os
 import signal
@@ -21,8 +24,9 @@ import zmq
 
 from core.engine import protocol
 from core.engine.build import build_engine
+from core.engine.child import IMPORT_AHEAD
 from core.engine.engine import Engine
-from core.engine.heap import release_heap
+from core.engine.heap import keep_heap, release_heap
 from core.engine.protocol import Abort, Add, Call, Dying, Failed, Launch, Outputs, Ready, Rejected, Reply, Shutdown
 from core.engine.pulse import beating
 from core.errors import CoreError, EngineDeadError
@@ -132,6 +136,9 @@ def main() -> NoReturn:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
     lifeline = os.dup(0)
+    if IMPORT_AHEAD in sys.argv:
+        _import_ahead()
+    keep_heap()
     launch = _read_launch(lifeline)
     _detach_stdin()
     threading.Thread(target=_die_with_parent, args=(lifeline,), daemon=True).start()
@@ -156,6 +163,8 @@ def _build_and_run(
     try:
         engine = build_engine(launch.config, runner_factory=launch.runner_factory)
         release_heap()
+        gc.collect()  # of what building has made: the rest is out of reach
+        keep_heap()
     except CoreError as error:
         outbox.send(protocol.encode(Failed(protocol.WireError.of(error), error.exit_code)))
         return error.exit_code
@@ -180,6 +189,12 @@ def _build_and_run(
         engine.close()
 
 
+def _import_ahead() -> None:
+    """Imports what a runner of a device takes, while the parent still prepares the launch message."""
+    with contextlib.suppress(Exception):  # building the engine runs into it again, and says it to the parent
+        importlib.import_module("core.engine.device_runner")
+
+
 def _read_launch(fd: int) -> Launch:
     """The launch message: its length in 8 bytes, big-endian, then msgpack."""
     with os.fdopen(os.dup(fd), "rb", buffering=0) as stream:
@@ -191,6 +206,8 @@ def _read_exactly(read: Callable[[int], bytes | None], size: int) -> bytes:
     data = b""
     while len(data) < size:
         piece = read(size - len(data))
+        if not piece and IMPORT_AHEAD in sys.argv:
+            raise SystemExit(1)  # the parent has ended before it had anything to serve
         if not piece:
             raise SystemExit("the engine process is started by core itself and not by hand; run `core serve`")
         data += piece

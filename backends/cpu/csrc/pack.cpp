@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "pack_gguf.h"
 #include "panels.h"
 #include "threading.h"
 
@@ -45,195 +46,130 @@ uint16_t to_f16(float f) {
   return static_cast<uint16_t>(sign | ((u - (112u << 23)) >> 13));
 }
 
-float dense_at(const char* row, int dtype, int64_t k) {
+template <int SOURCE>
+float dense_at(const char* row, int64_t k) {
   uint16_t h;
   float f;
-  if (dtype == kF32) {
+  if (SOURCE == kF32) {
     std::memcpy(&f, row + k * 4, 4);
     return f;
   }
   std::memcpy(&h, row + k * 2, 2);
-  return dtype == kBF16 ? float_of(uint32_t{h} << 16) : from_f16(h);
+  return SOURCE == kBF16 ? float_of(uint32_t{h} << 16) : from_f16(h);
 }
 
-uint16_t half_at(const char* row, int dtype, int64_t k, int target) {
-  uint16_t h;
-  if (dtype == target) {
-    std::memcpy(&h, row + k * 2, 2);
-    return h;
+// `count` values of a row from k on, in the type that is kept.
+template <int SOURCE, int TARGET>
+void halves(const char* row, int64_t k, int64_t count, uint16_t* out) {
+  if (SOURCE == TARGET) {
+    std::memcpy(out, row + k * 2, static_cast<size_t>(count) * 2);
+    return;
   }
-  return target == kBF16 ? to_bf16(dense_at(row, dtype, k)) : to_f16(dense_at(row, dtype, k));
+  for (int64_t i = 0; i < count; i++) {
+    float f = dense_at<SOURCE>(row, k + i);
+    out[i] = TARGET == kBF16 ? to_bf16(f) : to_f16(f);
+  }
 }
 
-void pack_dense(const PackArgs& a, const char* row, int64_t panel, int r, char* out) {
-  (void)panel;
-  if (a.scheme == kWF32) {
-    auto* o = reinterpret_cast<float*>(out);
-    for (int64_t k = 0; k < a.k; k++) o[k * 16 + r] = dense_at(row, a.source_dtype, k);
-  } else if (a.scheme == kWBF16) {
-    auto* o = reinterpret_cast<uint16_t*>(out);
-    for (int64_t k = 0; k < a.k; k++) o[k / 2 * 32 + r * 2 + k % 2] = half_at(row, a.source_dtype, k, kBF16);
+// 16 rows of the source that make one panel; those past the end of the weight are zero in it.
+struct PanelRows {
+  const PackArgs& args;
+  int64_t first;
+  int count;
+  const char* at(int r) const { return static_cast<const char*>(args.source) + (first + r) * args.row_stride; }
+};
+
+// out[w * 16 + r] = word w of row r. Read by cache lines: rows whose distance is a power of two share a place in the
+// cache, where not all 16 would stay until their next word.
+template <class Word, class Fill>
+void interleave(int64_t num_words, int num_rows, char* out, Fill fill) {
+  constexpr int kPiece = 64 / sizeof(Word);
+  Word piece[16][kPiece] = {};
+  auto* o = reinterpret_cast<Word*>(out);
+  for (int64_t w = 0; w < num_words; w += kPiece) {
+    int count = static_cast<int>(num_words - w < kPiece ? num_words - w : kPiece);
+    for (int r = 0; r < num_rows; r++) fill(r, w, count, piece[r]);
+    for (int i = 0; i < count; i++)
+      for (int r = 0; r < 16; r++) o[(w + i) * 16 + r] = piece[r][i];
+  }
+}
+
+// Elements in words [w, w + count) of `per_word` elements each that a row of k elements has; the last word may be short.
+int64_t elements_of(int64_t w, int count, int per_word, int64_t k) {
+  int64_t left = k - w * per_word, all = int64_t{count} * per_word;
+  return left < all ? left : all;
+}
+
+template <int SOURCE>
+void pack_dense_from(const PanelRows& rows, char* out) {
+  int64_t k = rows.args.k;
+  if (rows.args.scheme == kWF32) {
+    interleave<float>(k, rows.count, out, [&](int r, int64_t w, int count, float* to) {
+      for (int i = 0; i < count; i++) to[i] = dense_at<SOURCE>(rows.at(r), w + i);
+    });
+  } else if (rows.args.scheme == kWBF16) {
+    interleave<uint32_t>((k + 1) / 2, rows.count, out, [&](int r, int64_t w, int count, uint32_t* to) {
+      int64_t present = elements_of(w, count, 2, k);
+      if (present % 2) to[present / 2] = 0;
+      uint16_t values[32];
+      halves<SOURCE, kBF16>(rows.at(r), w * 2, present, values);
+      std::memcpy(to, values, static_cast<size_t>(present) * 2);
+    });
   } else {
-    auto* o = reinterpret_cast<uint16_t*>(out);
-    for (int64_t k = 0; k < a.k; k++) o[k * 16 + r] = half_at(row, a.source_dtype, k, kF16);
+    interleave<uint16_t>(k, rows.count, out, [&](int r, int64_t w, int count, uint16_t* to) {
+      halves<SOURCE, kF16>(rows.at(r), w, count, to);
+    });
   }
 }
 
-void pack_int8(const PackArgs& a, const char* row, int64_t panel, int r, char* out) {
-  int32_t sum = 0;
-  for (int64_t k = 0; k < a.k; k++) {
-    out[k / 4 * 64 + r * 4 + k % 4] = row[k];
-    sum += static_cast<int8_t>(row[k]);
-  }
-  if (a.row_sum) a.row_sum[panel * 16 + r] = sum;
-}
-
-void pack_fp8(const PackArgs& a, const char* row, int64_t panel, int r, char* out) {
-  bool nan = false;
-  for (int64_t k = 0; k < a.k; k++) {
-    out[k * 16 + r] = row[k];
-    nan |= (row[k] & 0x7f) == 0x7f;
-  }
-  if (a.row_nan) a.row_nan[panel * 16 + r] = nan;
-}
-
-// ------------------------------------------------------------------ GGUF blocks of one row
-uint16_t half(const uint8_t* p) {
-  uint16_t h;
-  std::memcpy(&h, p, 2);
-  return h;
-}
-
-uint32_t word(const uint8_t* p) {
-  uint32_t w;
-  std::memcpy(&w, p, 4);
-  return w;
-}
-
-// Puts 4-bit q[count] of row r into dwords of 8 k: low nibbles of the bytes are k 0..3, high ones 4..7.
-void put_nibbles(uint32_t (*out)[16], int r, const uint8_t* q, int count) {
-  for (int g = 0; g < count / 8; g++) {
-    uint32_t w = 0;
-    for (int j = 0; j < 8; j++) w |= uint32_t(q[g * 8 + j] & 15) << (j < 4 ? 8 * j : 8 * (j - 4) + 4);
-    out[g][r] = w;
+void pack_dense(const PanelRows& rows, char* out) {
+  switch (rows.args.source_dtype) {
+    case kF32: return pack_dense_from<kF32>(rows, out);
+    case kBF16: return pack_dense_from<kBF16>(rows, out);
+    default: return pack_dense_from<kF16>(rows, out);
   }
 }
 
-void split_nibbles(const uint8_t* source, uint8_t* q) {  // 16 bytes: low nibbles are 0..15, high ones 16..31
-  for (int i = 0; i < 16; i++) {
-    q[i] = source[i] & 15;
-    q[i + 16] = source[i] >> 4;
+void pack_int8(const PanelRows& rows, char* out) {
+  int64_t k = rows.args.k;
+  interleave<uint32_t>((k + 3) / 4, rows.count, out, [&](int r, int64_t w, int count, uint32_t* to) {
+    int64_t present = elements_of(w, count, 4, k);
+    if (present % 4) to[present / 4] = 0;
+    std::memcpy(to, rows.at(r) + w * 4, static_cast<size_t>(present));
+  });
+  for (int r = 0; r < 16 && rows.args.row_sum; r++) {
+    int32_t sum = 0;
+    for (int64_t i = 0; r < rows.count && i < k; i++) sum += static_cast<int8_t>(rows.at(r)[i]);
+    rows.args.row_sum[rows.first + r] = sum;
   }
 }
 
-void block_in(BlockQ8_0& b, int r, const uint8_t* s) {
-  b.d[r] = half(s);
-  for (int g = 0; g < 8; g++) b.q[g][r] = word(s + 2 + 4 * g);
-}
-
-void block_in(BlockQ4_0& b, int r, const uint8_t* s) {
-  uint8_t q[32];
-  b.d[r] = half(s);
-  split_nibbles(s + 2, q);
-  put_nibbles(b.q, r, q, 32);
-}
-
-void block_in(BlockQ4_1& b, int r, const uint8_t* s) {
-  uint8_t q[32];
-  b.d[r] = half(s);
-  b.m[r] = half(s + 2);
-  split_nibbles(s + 4, q);
-  put_nibbles(b.q, r, q, 32);
-}
-
-void block_in(BlockQ5_0& b, int r, const uint8_t* s) {
-  uint8_t q[32];
-  b.d[r] = half(s);
-  b.h[r] = word(s + 2);
-  split_nibbles(s + 6, q);
-  put_nibbles(b.q, r, q, 32);
-}
-
-void block_in(BlockQ5_1& b, int r, const uint8_t* s) {
-  uint8_t q[32];
-  b.d[r] = half(s);
-  b.m[r] = half(s + 2);
-  b.h[r] = word(s + 4);
-  split_nibbles(s + 8, q);
-  put_nibbles(b.q, r, q, 32);
-}
-
-// 6-bit scales and minima of a K block, eight of each in 12 bytes.
-void k_scales(const uint8_t* s, uint8_t* scale, uint8_t* minimum) {
-  for (int j = 0; j < 4; j++) {
-    scale[j] = s[j] & 63;
-    minimum[j] = s[j + 4] & 63;
-    scale[j + 4] = uint8_t((s[j + 8] & 15) | ((s[j] >> 6) << 4));
-    minimum[j + 4] = uint8_t((s[j + 8] >> 4) | ((s[j + 4] >> 6) << 4));
-  }
-}
-
-template <class Block>
-void k_head(Block& b, int r, const uint8_t* s) {
-  uint8_t scale[8], minimum[8];
-  b.d[r] = half(s);
-  b.dmin[r] = half(s + 2);
-  k_scales(s + 4, scale, minimum);
-  for (int j = 0; j < 8; j++) {
-    b.scale[j][r] = scale[j];
-    b.minimum[j][r] = minimum[j];
-  }
-}
-
-// Sub-block j of Q4_K and Q5_K: low nibbles of 32 bytes for even j, high ones for odd j.
-void k_nibbles(uint32_t (*out)[16], int r, const uint8_t* s, int j) {
-  uint8_t q[32];
-  for (int i = 0; i < 32; i++) q[i] = uint8_t(s[j / 2 * 32 + i] >> (j % 2 * 4));
-  put_nibbles(out, r, q, 32);
-}
-
-void block_in(BlockQ4_K& b, int r, const uint8_t* s) {
-  k_head(b, r, s);
-  for (int j = 0; j < 8; j++) k_nibbles(b.q[j], r, s + 16, j);
-}
-
-void block_in(BlockQ5_K& b, int r, const uint8_t* s) {
-  k_head(b, r, s);
-  for (int j = 0; j < 8; j++) {
-    k_nibbles(b.q[j], r, s + 48, j);
-    uint32_t high = 0;
-    for (int i = 0; i < 32; i++) high |= uint32_t((s[16 + i] >> j) & 1) << i;
-    b.h[j][r] = high;
-  }
-}
-
-// Q6_K: 128 bytes of low nibbles, 64 of high bit pairs, 16 scales, d. Each half of 128 values is four runs of 32.
-void block_in(BlockQ6_K& b, int r, const uint8_t* s) {
-  b.d[r] = half(s + 208);
-  for (int sub = 0; sub < 16; sub++) {
-    b.scale[sub][r] = static_cast<int8_t>(s[192 + sub]);
-    uint8_t q[16];
-    uint32_t high = 0;
-    for (int i = 0; i < 16; i++) {
-      int at = sub * 16 + i, part = at / 128, run = at % 128 / 32, l = at % 32;
-      q[i] = uint8_t(s[part * 64 + l + (run & 1) * 32] >> (run >> 1) * 4);
-      high |= uint32_t((s[128 + part * 32 + l] >> (2 * run)) & 3) << (2 * i);
-    }
-    put_nibbles(b.q[sub], r, q, 16);
-    b.h[sub][r] = high;
+void pack_fp8(const PanelRows& rows, char* out) {
+  int64_t k = rows.args.k;
+  interleave<uint8_t>(k, rows.count, out, [&](int r, int64_t w, int count, uint8_t* to) {
+    std::memcpy(to, rows.at(r) + w, static_cast<size_t>(count));
+  });
+  for (int r = 0; r < 16 && rows.args.row_nan; r++) {
+    bool nan = false;
+    for (int64_t i = 0; r < rows.count && i < k; i++) nan |= (rows.at(r)[i] & 0x7f) == 0x7f;
+    rows.args.row_nan[rows.first + r] = nan;
   }
 }
 
 template <class Block, int ELEMENTS, int BYTES>
-void pack_blocks(const PackArgs& a, const char* row, int64_t, int r, char* out) {
-  auto* source = reinterpret_cast<const uint8_t*>(row);
+void pack_blocks(const PanelRows& rows, char* out) {
   auto* blocks = reinterpret_cast<Block*>(out);
-  for (int64_t i = 0; i < a.k / ELEMENTS; i++) block_in(blocks[i], r, source + i * BYTES);
+  int64_t count = rows.args.k / ELEMENTS;
+  if (rows.count < 16) std::memset(out, 0, static_cast<size_t>(count) * sizeof(Block));
+  for (int r = 0; r < rows.count; r++) {
+    auto* source = reinterpret_cast<const uint8_t*>(rows.at(r));
+    for (int64_t i = 0; i < count; i++) block_in(blocks[i], r, source + i * BYTES);
+  }
 }
 
-using RowFn = void (*)(const PackArgs&, const char*, int64_t, int, char*);
+using PanelFn = void (*)(const PanelRows&, char*);
 
-RowFn row_fn(int scheme) {
+PanelFn panel_fn(int scheme) {
   switch (scheme) {
     case kWInt8: return pack_int8;
     case kWFp8: return pack_fp8;
@@ -256,20 +192,12 @@ int64_t panel_bytes(int scheme, int64_t k) {
 
 void pack_range(void* context, int64_t begin, int64_t end) {
   auto& a = *static_cast<const PackArgs*>(context);
-  RowFn fn = row_fn(a.scheme);
+  PanelFn fn = panel_fn(a.scheme);
   int64_t bytes = panel_bytes(a.scheme, a.k);
   for (int64_t panel = begin; panel < end; panel++) {
-    char* out = static_cast<char*>(a.out) + panel * bytes;
-    std::memset(out, 0, static_cast<size_t>(bytes));
-    for (int r = 0; r < 16; r++) {
-      int64_t n = panel * 16 + r;
-      if (n < a.n) {
-        fn(a, static_cast<const char*>(a.source) + n * a.row_stride, panel, r, out);
-      } else {
-        if (a.row_sum) a.row_sum[n] = 0;
-        if (a.row_nan) a.row_nan[n] = 0;
-      }
-    }
+    int64_t first = panel * 16;
+    int count = static_cast<int>(a.n - first < 16 ? a.n - first : 16);
+    fn({a, first, count}, static_cast<char*>(a.out) + panel * bytes);
   }
 }
 

@@ -7,7 +7,7 @@ import sys
 
 _CODE = """
 import sys
-import core.engine.async_engine, core.engine.build, core.serve.server, core.serve.app, core.cli.serve
+import core.engine.async_engine, core.engine.build, core.serve.server, core.serve.app, core.cli.serve_loop
 from core.loader.hub import resolve_model
 from core.text.chat_template import ChatTemplate
 from core.text.tokenizer import load_tokenizer

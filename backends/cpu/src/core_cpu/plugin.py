@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import pluggy
 
 from core.spec import BackendInfo
 
-__all__ = ["core_backends"]
+__all__ = ["core_backends", "environment"]
 
 hookimpl = pluggy.HookimplMarker("core")
 
@@ -20,7 +22,14 @@ def core_backends() -> list[BackendInfo]:
             vendor="any",
             api=(1, 0, 0),
             load="core_cpu.backend:CpuBackend",
+            env=environment(),
             priority=0,
             remedy="it needs nothing but its own extension; reinstall core-backend-cpu",
         )
     ]
+
+
+def environment() -> dict[str, str]:
+    """Threads of torch's own, which loading still uses, sleep while they wait: spinning, they hold a core that the
+    kernels' threads, or other processes, wait for. What the operator has set stands."""
+    return {} if "OMP_WAIT_POLICY" in os.environ else {"OMP_WAIT_POLICY": "PASSIVE"}
