@@ -32,6 +32,14 @@ class DeviceCopies:
         self.in_place = self.unified and backend.device.type == "cpu"
         """Whether it also computes in the thread that calls it, so that an array may be written between two calls."""
 
+    def host_view(self, tensor: Tensor) -> Int32Array:
+        """The memory of a device tensor, where it is also the host's (`in_place`); of no elements elsewhere."""
+        return tensor.numpy() if self.in_place else np.empty(0, dtype=np.int32)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Device memory, int32."""
+        return torch.zeros(shape, dtype=torch.int32, device=self.device)
+
     @property
     def device(self) -> torch.device:
         """Where the arrays go."""
@@ -61,13 +69,14 @@ class DeviceBuffer:
 
     Args:
         copies: To the device.
-        shape: Most rows, and the shape of a row.
+        tensor: That memory, contiguous: most rows, and the shape of a row.
     """
 
-    def __init__(self, copies: DeviceCopies, *shape: int) -> None:
-        self.tensor = torch.zeros(shape, dtype=torch.int32, device=copies.device)
+    def __init__(self, copies: DeviceCopies, tensor: Tensor) -> None:
+        self.tensor = tensor
         self._copies = copies
-        self._host: Int32Array | None = self.tensor.numpy() if copies.in_place else None
+        self.host = copies.host_view(self.tensor)
+        """The same memory for the host; only where it can write it in place."""
 
     def fill(self, rows: Int32Array, count: int, padding: Any, columns: int | None = None) -> None:
         """Writes `rows` and then `padding` up to row `count`.
@@ -77,7 +86,8 @@ class DeviceBuffer:
             columns: Of a row, how many are written; `rows` may have fewer, the rest are 0.
         """
         where = slice(count) if columns is None else (slice(count), slice(columns))
-        target = np.zeros(self.tensor[where].shape, dtype=np.int32) if self._host is None else self._host[where]
+        in_place = self._copies.in_place
+        target = self.host[where] if in_place else np.zeros(self.tensor[where].shape, dtype=np.int32)
         if columns is None:
             target[: len(rows)] = rows
         else:
@@ -85,5 +95,5 @@ class DeviceBuffer:
             target[: len(rows), rows.shape[1] :] = 0
         if len(rows) < count:
             target[len(rows) :] = padding
-        if self._host is None:
+        if not in_place:
             self._copies.send(target, self.tensor[where])

@@ -6,10 +6,8 @@ on the host and copied to the device once.
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -18,44 +16,15 @@ from torch import Tensor
 
 from core.backend import Batch
 from core.exec.device_copies import DeviceCopies
+from core.exec.request_state import RequestState
+from core.exec.sampler import SamplingRow
 from core.exec.step_arrays import StepArrays, make_batch
 from core.kv.groups import KVCacheGroup
-from core.sampling_params import SamplingParams
 from core.sched.output import NewRequest, ScheduledRequest
 
-__all__ = ["InputBatch", "RequestState", "StepInputs"]
+__all__ = ["InputBatch", "StepInputs"]
 
 Int32Array = npt.NDArray[np.int32]
-
-_NONCE = os.urandom(16)
-
-
-class RequestState:
-    """What the runner knows of one request.
-
-    Attributes:
-        row: Row in the persistent arrays of `InputBatch`.
-        num_tokens: Tokens known to the host; one more may be pending on the device.
-        seed: Key of the request's random numbers, as int64; stays the same when a preempted request comes back.
-    """
-
-    __slots__ = ("num_prompt_tokens", "num_tokens", "params", "request_id", "row", "seed")
-
-    def __init__(self, request: NewRequest, row: int) -> None:
-        self.request_id = request.request_id
-        self.row = row
-        self.params: SamplingParams = request.sampling_params
-        self.num_prompt_tokens = request.num_prompt_tokens
-        self.num_tokens = len(request.token_ids)
-        self.seed = _seed(request)
-
-
-def _seed(request: NewRequest) -> int:
-    seed = request.sampling_params.seed
-    if seed is None:
-        # A fresh seed for each request of this process, and the same one after a preemption.
-        seed = int.from_bytes(hashlib.sha256(_NONCE + request.request_id.encode()).digest()[:8], "little")
-    return (seed + 2**63) % 2**64 - 2**63
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,18 +35,28 @@ class StepInputs:
         batch: What the model gets.
         states: Requests in the order of the batch.
         scheduled: Their shares of the step.
+        sampling: Requests that sample, in the same order.
+        draft_token_ids: Drafts of each of these.
         sample_indices: For each row of logits the request's position in `states`. A request that samples has one row,
             and one more for each of its drafts: what follows its last known token comes first.
         sample_positions: For each of these rows the position of the token to be drawn.
+        mirror_rows: For each of these rows its request's in the mirror.
         logits_rows: For each of these rows that of the hidden states, for indexing.
+        sampling_rows: The same rows as the sampler takes them; empty until it is asked.
+        positions: `sample_positions` on the device, where they lie there already.
     """
 
     batch: Batch
     states: list[RequestState]
     scheduled: Sequence[ScheduledRequest]
+    sampling: list[RequestState]
+    draft_token_ids: list[Sequence[int]]
     sample_indices: list[int]
     sample_positions: list[int]
+    mirror_rows: npt.NDArray[np.intp]
     logits_rows: slice | Tensor
+    sampling_rows: list[SamplingRow] = field(default_factory=list)
+    positions: Tensor | None = None
 
 
 class InputBatch:
@@ -93,17 +72,21 @@ class InputBatch:
     def __init__(
         self, max_num_seqs: int, groups: Sequence[KVCacheGroup], block_size: int, copies: DeviceCopies
     ) -> None:
-        self._groups = tuple(groups)
-        self._block_size = block_size
+        self.block_size = block_size
+        self.windows = tuple(group.window for group in groups)
+        """Of each cache group, tokens that a query may see; 0 for all."""
         self._copies = copies
         self._states: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self._tokens: Int32Array = np.zeros((max_num_seqs, 256), dtype=np.int32)
-        self._tables: list[Int32Array] = [np.zeros((max_num_seqs, 16), dtype=np.int32) for _ in self._groups]
-        self._table_lens: Int32Array = np.zeros((len(self._groups), max_num_seqs), dtype=np.int32)
+        self._tables: list[Int32Array] = [np.zeros((max_num_seqs, 16), dtype=np.int32) for _ in groups]
+        self._table_lens: Int32Array = np.zeros((len(groups), max_num_seqs), dtype=np.int32)
         self._iota = np.arange(256, dtype=np.int32)
         self._last_sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=copies.device)
         """[rows], device: newest token of each row, possibly not known to the host yet."""
+        self._last_on_host = copies.host_view(self._last_sampled)
+        self._newest: tuple[npt.NDArray[np.intp], Tensor] | None = None
+        """Rows and tokens that `_last_sampled` lacks: the next step often has the same rows and asks for no others."""
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._states
@@ -147,7 +130,10 @@ class InputBatch:
             return
         end = state.num_tokens + len(token_ids)
         self._reserve_tokens(end)
-        self._tokens[state.row, state.num_tokens : end] = token_ids
+        if len(token_ids) == 1:  # what nearly every step brings
+            self._tokens[state.row, end - 1] = token_ids[0]
+        else:
+            self._tokens[state.row, state.num_tokens : end] = token_ids
         state.num_tokens = end
 
     def tokens(self, state: RequestState) -> Int32Array:
@@ -201,26 +187,38 @@ class InputBatch:
         )
         batch = make_batch(arrays, self._copies) if put is None else put(arrays)
         self._fill_pending(batch.token_ids, rows, owner, pending)
+        sampled = owner[sample_tokens]
         return StepInputs(
             batch=batch,
             states=states,
             scheduled=scheduled,
-            sample_indices=owner[sample_tokens].tolist(),
+            sampling=[state for state, entry in zip(states, scheduled, strict=True) if entry.samples],
+            draft_token_ids=[entry.draft_token_ids for entry in scheduled if entry.samples],
+            sample_indices=sampled.tolist(),
             sample_positions=(positions[sample_tokens] + 1).tolist(),
+            mirror_rows=rows[sampled].astype(np.intp),
             logits_rows=self._logits_rows(arrays, batch, recorded=put is not None),
         )
 
-    def keep_sampled(self, states: Sequence[RequestState], token_ids: Tensor) -> None:
+    def keep_sampled(self, mirror_rows: npt.NDArray[np.intp], token_ids: Tensor) -> None:
         """Writes down on the device what was sampled, for the steps that follow before the host knows it.
 
         Args:
-            token_ids: [len(states)], int32, device.
+            mirror_rows: As in `StepInputs`.
+            token_ids: [len(mirror_rows)], int32, device.
         """
-        rows = np.array([state.row for state in states], dtype=np.int64)
-        if self._copies.in_place:
-            self._last_sampled.numpy()[rows] = token_ids.numpy()
-        else:
-            self._last_sampled.index_copy_(0, self._copies.put(rows), token_ids)
+        if self._newest is not None and self._newest[0] is not mirror_rows:
+            self._write_newest()
+        self._newest = mirror_rows, token_ids
+
+    def sampled(self, mirror_rows: npt.NDArray[np.intp]) -> Tensor:
+        """[len(mirror_rows)], int32, device: what the step before sampled for all of these rows, and no others."""
+        assert self._newest is not None and self._newest[0] is mirror_rows, "another step was sampled since"
+        return self._newest[1]
+
+    def block_id(self, group: int, state: RequestState, column: int) -> int:
+        """The block of a request in a column of its table."""
+        return int(self._tables[group][state.row, column])
 
     def _lay_out(self, computed: Int32Array, counts: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array]:
         """(request of each token, first token of each request, position of each token)."""
@@ -255,13 +253,23 @@ class InputBatch:
         self, token_ids: Tensor, rows: Int32Array, owner: Int32Array, pending: npt.NDArray[np.intp]
     ) -> None:
         """Tokens that the previous step sampled and the host has not seen: they go from device to device."""
+        self._write_newest()  # in any case: the next step may sample into the same memory
         if not pending.size:
             return
         source = rows[owner[pending]]
         if self._copies.in_place:
-            token_ids.numpy()[pending] = self._last_sampled.numpy()[source]
+            token_ids.numpy()[pending] = self._last_on_host[source]
         else:
             token_ids[self._copies.put(pending)] = self._last_sampled[self._copies.put(source)]
+
+    def _write_newest(self) -> None:
+        if self._newest is None:
+            return
+        (mirror_rows, token_ids), self._newest = self._newest, None
+        if self._copies.in_place:
+            self._last_on_host[mirror_rows] = token_ids.numpy()
+        else:
+            self._last_sampled.index_copy_(0, self._copies.put(mirror_rows), token_ids)
 
     def _logits_rows(self, arrays: StepArrays, batch: Batch, *, recorded: bool) -> slice | Tensor:
         if len(arrays.logits_rows) == len(arrays.positions):  # every token's
@@ -272,13 +280,13 @@ class InputBatch:
         self, rows: Int32Array, owner: Int32Array, positions: Int32Array, computed: Int32Array, seq_lens: Int32Array
     ) -> tuple[list[Int32Array], list[Int32Array]]:
         """Block table and slots of each cache group."""
-        width = max(1, -(-int(seq_lens.max(initial=1)) // self._block_size))
-        columns, offsets = np.divmod(positions, self._block_size)
+        width = max(1, -(-int(seq_lens.max(initial=1)) // self.block_size))
+        columns, offsets = np.divmod(positions, self.block_size)
         tables, slots = [], []
-        for index in range(len(self._groups)):
+        for index in range(len(self._tables)):
             self._reserve_blocks(index, width)
             table = self._tables[index][rows, :width]
-            slots.append((table[owner, columns] * self._block_size + offsets).astype(np.int32, copy=False))
+            slots.append((table[owner, columns] * self.block_size + offsets).astype(np.int32, copy=False))
             self._hide_unread(table, index, seq_lens, computed)
             tables.append(table)
         return tables, slots
@@ -286,11 +294,11 @@ class InputBatch:
     def _hide_unread(self, table: Int32Array, index: int, seq_lens: Int32Array, computed: Int32Array) -> None:
         """Names the null block where nothing may be read: past the end and before the window of the first query."""
         columns = np.arange(table.shape[1], dtype=np.int32)
-        table[columns * self._block_size >= seq_lens[:, None]] = 0
-        window = self._groups[index].window
+        table[columns * self.block_size >= seq_lens[:, None]] = 0
+        window = self.windows[index]
         if window:
             first_key = np.maximum(computed - window + 1, 0)
-            table[columns < (first_key // self._block_size)[:, None]] = 0
+            table[columns < (first_key // self.block_size)[:, None]] = 0
 
     def _write_drafts(self, state: RequestState, entry: ScheduledRequest) -> None:
         end = entry.num_computed_tokens + entry.num_scheduled_tokens
@@ -319,6 +327,7 @@ class InputBatch:
         self._tables = [np.concatenate([table, np.zeros_like(table)]) for table in self._tables]
         self._table_lens = np.concatenate([self._table_lens, np.zeros_like(self._table_lens)], axis=1)
         self._last_sampled = torch.cat([self._last_sampled, torch.zeros_like(self._last_sampled)])
+        self._last_on_host = self._copies.host_view(self._last_sampled)
 
 
 def _sample_tokens(scheduled: Sequence[ScheduledRequest], starts: Int32Array) -> Int32Array:

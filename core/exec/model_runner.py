@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +14,12 @@ from torch import Tensor
 from core.backend import Backend, Capture, KVSlab, Pending
 from core.backend.negotiate import OpTable
 from core.errors import EngineDeadError
+from core.exec.decode_run import DecodeRun
 from core.exec.device_copies import DeviceCopies
 from core.exec.drafts import Proposer
-from core.exec.input_batch import InputBatch, RequestState, StepInputs
+from core.exec.input_batch import InputBatch, StepInputs
 from core.exec.kv_memory import KVPool
+from core.exec.request_state import RequestState
 from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs, top_logprobs
 from core.exec.step_arrays import StepBuffers
 from core.exec.step_graphs import MAX_GRAPH_REQS, GraphRule, RecordedStep, StepGraphs
@@ -34,6 +35,10 @@ __all__ = ["ModelRunner", "RunnerStep"]
 
 _LOGPROB_ROWS = 64
 """Rows of prompt logits at a time: all rows of a long prompt times a large vocabulary would be gigabytes."""
+
+
+_Prepared = tuple[StepInputs, RecordedStep | None, DecodeRun | None]
+"""A step that can run: its inputs, the recorded step that they lie in, and the run that it belongs to."""
 
 
 class ModelRunner:
@@ -70,6 +75,7 @@ class ModelRunner:
     ) -> None:
         self._backend = backend
         self._model = model
+        self._vocab_size = model.spec.vocab_size
         self._sampler = sampler
         self._proposer = proposer
         self._token_masks = token_masks
@@ -96,11 +102,13 @@ class ModelRunner:
         self._lock = threading.Lock()
         """Guards the request mirror: the runner thread reads it, whoever takes a result appends to it."""
         self._unfinished: StepResult | None = None
-        self._queue: queue.SimpleQueue[tuple[SchedulerOutput, Future[StepResult]] | None] = queue.SimpleQueue()
+        self._run: DecodeRun | None = None
+        """The run that the last step belongs to; None where the next step has to be prepared from the start."""
+        self._queue: queue.SimpleQueue[RunnerStep | None] = queue.SimpleQueue()
         self._closed = False
         self.table = table
         self.resolved = resolved
-        self._thread = threading.Thread(target=self._run, name="model-runner", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="model-runner", daemon=True)
         self._thread.start()
 
     @property
@@ -141,9 +149,9 @@ class ModelRunner:
         """
         if self._closed:
             raise EngineDeadError("the model runner is closed; start a new engine")
-        future: Future[StepResult] = Future()
-        self._queue.put((output, future))
-        return RunnerStep(self, future)
+        step = RunnerStep(self, output)
+        self._queue.put(step)
+        return step
 
     def close(self) -> None:
         """Ends the thread after the step that it is at, and closes the device. Idempotent."""
@@ -154,10 +162,11 @@ class ModelRunner:
         self._thread.join()
         self._backend.close()
 
-    @torch.inference_mode()
     def finalize(self, step: StepResult) -> ModelRunnerOutput:
         """Waits for a step's tensors and writes its tokens down in the mirror; a second call gives the same output."""
-        step.pending.wait()
+        if not step.pending.done():
+            with torch.inference_mode():  # which the tensors come from
+                step.pending.wait()
         with self._lock:
             if step.output is None:
                 step.output = self._collect(step)
@@ -166,16 +175,10 @@ class ModelRunner:
     # -- the runner's thread -----------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            output, future = item
-            if not future.set_running_or_notify_cancel():
-                continue
-            try:
-                future.set_result(self._execute(output))
-            except BaseException as error:
-                future.set_exception(error)
-            del item, output, future
+    def _serve(self) -> None:
+        while (step := self._queue.get()) is not None:
+            step.run(self._execute)
+            del step  # the queue may stay empty for long
 
     def _execute(self, output: SchedulerOutput) -> StepResult:
         with self._lock:
@@ -183,18 +186,30 @@ class ModelRunner:
             for request_id in output.dropped_request_ids:
                 self._inputs.drop(request_id)
         self._swap(output)
+        if not output.scheduled:
+            return StepResult(step_id=output.step_id)
+        run, self._run = self._run, None  # a step that raises ends it
+        inputs, recorded, run = self._go_on(output, run) or self._prepare(output)
+        self._unfinished = step = self._forward(output.step_id, inputs, recorded)
+        self._run = run
+        return step
+
+    def _go_on(self, output: SchedulerOutput, run: DecodeRun | None) -> _Prepared | None:
+        with self._lock:
+            return None if run is None or not run.advance(output) else (run.inputs, run.recorded, run)
+
+    def _prepare(self, output: SchedulerOutput) -> _Prepared:
+        """From the start: in the storage of the recorded step that serves the requests, where one does."""
         self._await_known_tokens(output.scheduled)
         with self._lock:
             self._take_up(output)
             recorded = self._match(output.scheduled)
             put = None if recorded is None else recorded.put
             spread = recorded is not None and recorded.buffers.query_len == 1
-            inputs = self._inputs.prepare(output.scheduled, put, spread=spread) if output.scheduled else None
-        if inputs is None:
-            return StepResult(step_id=output.step_id)
-        step = self._forward(output.step_id, inputs, recorded)
-        self._unfinished = step
-        return step
+            inputs = self._inputs.prepare(output.scheduled, put, spread=spread)
+        if recorded is None or not DecodeRun.may_begin(output, recorded) or any(map(self._looks_back, inputs.states)):
+            return inputs, recorded, None
+        return inputs, recorded, DecodeRun(inputs, recorded, self._inputs)
 
     def _await_known_tokens(self, scheduled: Sequence[ScheduledRequest]) -> None:
         """Takes the previous step's tokens to the host where penalties, bad words or masks must see them."""
@@ -240,11 +255,10 @@ class ModelRunner:
         if inputs.sample_indices:
             rows = self._sample(hidden, inputs)
             on_host, pending = self._backend.to_host(rows.token_ids)
-        sampling = [index for index, entry in enumerate(inputs.scheduled) if entry.samples]
         return StepResult(
             step_id=step_id,
-            states=[inputs.states[index] for index in sampling],
-            draft_token_ids=[inputs.scheduled[index].draft_token_ids for index in sampling],
+            states=inputs.sampling,
+            draft_token_ids=inputs.draft_token_ids,
             rows=rows,
             token_ids=on_host,
             pending=pending,
@@ -257,12 +271,15 @@ class ModelRunner:
         return self._model.forward(inputs.batch, plans, self._caches)
 
     def _sample(self, hidden: Tensor, inputs: StepInputs) -> SampledRows:
-        logits = self._logits(hidden[inputs.logits_rows])
-        places = zip(inputs.sample_indices, inputs.sample_positions, strict=True)
-        rows = [self._sampling_row(inputs.states[index], position) for index, position in places]
-        sampled = self._sampler.sample(logits, rows)
+        # Every token's row, or some of them.
+        wanted = hidden if len(inputs.mirror_rows) == inputs.batch.num_tokens else hidden[inputs.logits_rows]
+        logits = self._logits(wanted)
+        if not inputs.sampling_rows:
+            places = zip(inputs.sample_indices, inputs.sample_positions, strict=True)
+            inputs.sampling_rows = [self._sampling_row(inputs.states[index], position) for index, position in places]
+        sampled = self._sampler.sample(logits, inputs.sampling_rows, inputs.positions)
         # Of a request with drafts any row's token may stay here: it runs again when the host knows which counts.
-        self._inputs.keep_sampled([row.state for row in rows], sampled.token_ids)
+        self._inputs.keep_sampled(inputs.mirror_rows, sampled.token_ids)
         return sampled
 
     def _sampling_row(self, state: RequestState, position: int) -> SamplingRow:
@@ -276,9 +293,12 @@ class ModelRunner:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """[rows, vocab_size], float32: padding rows of the head are cut off."""
-        return self._model.logits(hidden)[:, : self._model.spec.vocab_size]
+        logits = self._model.logits(hidden)
+        return logits if logits.shape[1] == self._vocab_size else logits[:, : self._vocab_size]
 
     def _prompt_logprobs(self, hidden: Tensor, inputs: StepInputs) -> dict[str, tuple[int, list[PositionLogprobs]]]:
+        if not any(state.params.prompt_logprobs is not None for state in inputs.states):
+            return {}
         found, stop = {}, 0
         for state, entry in zip(inputs.states, inputs.scheduled, strict=True):
             start, stop = stop, stop + entry.num_scheduled_tokens
@@ -316,17 +336,35 @@ class ModelRunner:
 
 
 class RunnerStep:
-    """A submitted step, as the engine waits for it."""
+    """A submitted step, as the engine waits for it: a future that costs one lock.
 
-    __slots__ = ("_future", "_runner")
+    Args:
+        runner: Runs it.
+        output: What to run.
+    """
 
-    def __init__(self, runner: ModelRunner, future: Future[StepResult]) -> None:
+    __slots__ = ("_ended", "_error", "_output", "_result", "_runner")
+
+    def __init__(self, runner: ModelRunner, output: SchedulerOutput) -> None:
         self._runner = runner
-        self._future = future
+        self._output = output
+        self._result: StepResult | None = None
+        self._error: BaseException | None = None
+        self._ended = threading.Lock()
+        """Held until there is a result or an error."""
+        self._ended.acquire()
+
+    def run(self, execute: Callable[[SchedulerOutput], StepResult]) -> None:
+        """Called once, by the runner's thread; never raises."""
+        try:
+            self._result = execute(self._output)
+        except BaseException as error:
+            self._error = error
+        self._ended.release()
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
-        return self._future.done() and (self._future.exception() is not None or self._future.result().pending.done())
+        return self._error is not None or (self._result is not None and self._result.pending.done())
 
     def result(self) -> ModelRunnerOutput:
         """The step's tokens; waits for them.
@@ -334,4 +372,9 @@ class RunnerStep:
         Raises:
             Exception: whatever the step raised.
         """
-        return self._runner.finalize(self._future.result())
+        with self._ended:  # whoever comes in lets the next one in
+            pass
+        if self._error is not None:
+            raise self._error
+        assert self._result is not None
+        return self._runner.finalize(self._result)

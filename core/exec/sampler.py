@@ -12,7 +12,7 @@ from torch import Tensor
 
 from core.backend.negotiate import Binder
 from core.backend.ops import ApplyTokenBitmaskArgs, ApplyTokenBitmaskOp, Determinism, SampleArgs, SampleOp
-from core.exec.input_batch import RequestState
+from core.exec.request_state import RequestState
 from core.exec.token_masks import mask_words
 from core.outputs import PositionLogprobs
 from core.sampling_params import SamplingParams
@@ -128,11 +128,12 @@ class Sampler:
         self._device = device
         self._last: _Parameters | None = None
 
-    def sample(self, logits: Tensor, rows: Sequence[SamplingRow]) -> SampledRows:
+    def sample(self, logits: Tensor, rows: Sequence[SamplingRow], positions: Tensor | None = None) -> SampledRows:
         """Draws one token a row.
 
         Args:
             logits: [S, vocab_size], float32; overwritten.
+            positions: [S], int32, device: those of the rows, where they lie there already; read before it returns.
         """
         params = self._parameters(rows)
         wanted = params.logprob_rows
@@ -142,7 +143,9 @@ class Sampler:
         if self._apply_bitmask is not None:
             constrained = sorted({*constrained, *(i for i, row in enumerate(rows) if row.bitmask is not None)})
         failed = self._constrain(logits, rows, constrained) if constrained else {}
-        token_ids = self._draw(logits, rows, params)
+        if positions is None:
+            positions = self._ints([row.position for row in rows])
+        token_ids = self._draw(logits, positions, params)
         out = SampledRows(token_ids=token_ids, failed=failed, logprob_rows=wanted)
         if raw is not None:
             most = max(rows[i].state.params.logprobs or 0 for i in wanted)
@@ -171,12 +174,12 @@ class Sampler:
             found.min_p = self._floats([p.min_p for p in params])
         return found
 
-    def _draw(self, logits: Tensor, rows: Sequence[SamplingRow], params: _Parameters) -> Tensor:
+    def _draw(self, logits: Tensor, positions: Tensor, params: _Parameters) -> Tensor:
         args = SampleArgs(
             logits=logits,
             temperature=params.temperature,
             seeds=params.seeds,
-            positions=self._ints([row.position for row in rows]),
+            positions=positions,
             top_k=params.top_k,
             top_p=params.top_p,
             min_p=params.min_p,

@@ -80,10 +80,15 @@ class StepBuffers:
     ) -> None:
         most = max_num_reqs * query_len
         self.query_len, self.table_width = query_len, table_width
-        self._token_ids, self._positions = DeviceBuffer(copies, most), DeviceBuffer(copies, most)
-        self._num_valid, self._seq_lens = DeviceBuffer(copies, 1), DeviceBuffer(copies, max_num_reqs)
-        self._tables = [DeviceBuffer(copies, max_num_reqs, table_width) for _ in range(num_groups)]
-        self._slots = [DeviceBuffer(copies, most) for _ in range(num_groups)]
+        self.in_place = copies.in_place
+        """Whether the host may change a step where it lies, between two steps."""
+        self._token_ids = DeviceBuffer(copies, copies.zeros(most))
+        self._num_valid = DeviceBuffer(copies, copies.zeros(1))
+        self._tables = [DeviceBuffer(copies, copies.zeros(max_num_reqs, table_width)) for _ in range(num_groups)]
+        # What grows with each token lies together: `advance` is one operation. Each begins on a cache line.
+        growing = copies.zeros(2 + num_groups, -(-most // 16) * 16)
+        self._growing = copies.host_view(growing)
+        self._positions, self._seq_lens, *self._slots = (DeviceBuffer(copies, part) for part in growing)
         starts = np.arange(max_num_reqs + 1, dtype=np.int32) * query_len
         self._starts_host: list[int] = starts.tolist()
         self._starts = copies.put(starts)
@@ -137,3 +142,25 @@ class StepBuffers:
             self._tables[index].fill(arrays.tables[index], reqs, 0, columns)
             self._slots[index].fill(arrays.slots[index], tokens, -1)
             group.seq_lens_host = lens
+
+    def advance(self, num_reqs: int) -> None:
+        """Moves requests of one token each, the first of the step that lies here, on by a token within their blocks.
+
+        As what follows, in place alone. `seq_lens_host` of the batch is the caller's to keep.
+        """
+        rows = self._growing[:, :num_reqs]
+        rows += 1
+
+    def enter_block(self, group: int, row: int, column: int, block_id: int, slot: int) -> None:
+        """Puts a block into a request's table, and its token into a slot of it."""
+        self._tables[group].host[row, column] = block_id
+        self._slots[group].host[row] = slot
+        self._used_columns[row] = max(self._used_columns[row], column + 1)
+
+    def hide_block(self, group: int, row: int, column: int) -> None:
+        """Names the null block where nothing may be read any more."""
+        self._tables[group].host[row, column] = 0
+
+    def host_token_ids(self, num_reqs: int) -> Int32Array:
+        """Token ids of the first requests, to be written; a view."""
+        return self._token_ids.host[:num_reqs]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from core.backend import Pending
 from core.exec.drafts import count_accepted
-from core.exec.input_batch import RequestState
+from core.exec.request_state import RequestState
 from core.exec.sampler import SampledRows, position_logprobs
 from core.outputs import PositionLogprobs
 from core.sched.output import ModelRunnerOutput
@@ -47,6 +47,9 @@ def collect(step: StepResult) -> ModelRunnerOutput:
         return output
     token_ids, failed, start = step.token_ids.tolist(), step.rows.failed, 0
     logprobs = _row_logprobs(step, step.rows)
+    if not failed and not logprobs and len(token_ids) == len(step.states):  # nobody has drafts
+        output.sampled_token_ids = {s.request_id: [token] for s, token in zip(step.states, token_ids, strict=True)}
+        return output
     for state, drafts in zip(step.states, step.draft_token_ids, strict=True):
         end = start + 1 + count_accepted(drafts, token_ids[start:])
         if failed:

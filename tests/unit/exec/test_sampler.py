@@ -11,7 +11,7 @@ import torch
 from bare import binder
 
 from core.backend.ops import Determinism
-from core.exec.input_batch import RequestState
+from core.exec.request_state import RequestState
 from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs
 from core.sampling_params import SamplingParams
 from core.sched.output import NewRequest

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
-from core.exec import input_batch
-from core.exec.input_batch import InputBatch, RequestState, StepInputs
+from core.exec import request_state
+from core.exec.input_batch import InputBatch, StepInputs
 from core.exec.model_runner import ModelRunner
+from core.exec.request_state import RequestState
 from core.sched.output import NewRequest
 from core.sched.step import StepBuilder
 from core_conformance.mutants.variant import Mutant, engine_bug
@@ -36,7 +37,7 @@ def _window_hides_one_block_more() -> Iterator[None]:
     honest = InputBatch._hide_unread
 
     def hide(self: InputBatch, table: Any, index: int, seq_lens: Any, computed: Any) -> None:
-        honest(self, table, index, seq_lens, computed + self._block_size)
+        honest(self, table, index, seq_lens, computed + self.block_size)
 
     with mock.patch.object(InputBatch, "_hide_unread", hide):
         yield
@@ -66,6 +67,7 @@ def _pending_token_of_another_row() -> Iterator[None]:
     def sample(self: ModelRunner, hidden: Any, inputs: StepInputs) -> Any:
         sampled = honest(self, hidden, inputs)
         if len(inputs.states) > 1:
+            self._inputs._write_newest()
             self._inputs._last_sampled.copy_(self._inputs._last_sampled.roll(1))
         return sampled
 
@@ -106,7 +108,7 @@ def _seed_with(more: Callable[[RequestState, NewRequest], int]) -> Iterator[None
 @contextmanager
 def _one_seed_for_all() -> Iterator[None]:
     """Every request has the seed 0."""
-    with mock.patch.object(input_batch, "_seed", return_value=0):
+    with mock.patch.object(request_state, "_seed", return_value=0):
         yield
 
 
