@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from core.sched.output import SchedulerOutput
 from core.sched.step_costs import StepCosts, StepLoad
+from core.sched.step_sizes import LARGEST_SIZE, filled_size, paid_size
 
 __all__ = ["SHORT_PROMPT", "ChunkBound"]
 
@@ -16,7 +17,8 @@ LENIENT_EVERY = 200
 """One long step among so many leaves the 99th percentile of the others alone, and saves a burst of short prompts (a
 new turn of many conversations, whose past is cached) from being served one by one."""
 _MIN_TOKENS = 4
-"""What a prompt gets in any case, so that it ends."""
+"""What prompts get in any case, so that they end. Two share it: one token alone would pass for a request that
+generates."""
 _MARGIN = 0.9
 """Part of the stretch that is planned for; the rest is for what the model does not know."""
 
@@ -51,8 +53,15 @@ class ChunkBound:
         quiet = self._costs.quiet_s(num_decodes) if num_decodes else None
         if quiet is None:
             return None  # nobody waits for the step, or nothing was measured yet
-        found = self._costs.num_tokens_within(self._extra * quiet, start)
-        return None if found is None else max(found, _MIN_TOKENS)
+        num_paid = self._costs.num_tokens_within(self._extra * quiet, start)
+        if num_paid is None:
+            return None
+        # All of a size costs what its first row does: it is filled, or not begun.
+        size = filled_size(paid_size(num_decodes) + num_paid)
+        if size <= LARGEST_SIZE:
+            size = self._costs.sizes.fitting(num_decodes, size, 1.0 + self._extra)
+        num_tokens = size - num_decodes
+        return num_tokens if num_tokens >= _MIN_TOKENS else paid_size(num_decodes + _MIN_TOKENS) - num_decodes
 
     def scheduled(self, output: SchedulerOutput, bound: int | None) -> None:
         """Takes note of a step that is about to be submitted, and of the bound that it was given."""

@@ -1,7 +1,8 @@
 """What steps took, and from it how many prompt tokens fit into a given time: the measured cost model of chunks.
 
 A step with prompts takes as long as one without plus `fixed + per_token * tokens + per_pair * pairs`, where a pair is a
-prompt token and a token that it attends to. The three are fitted to the last steps by least squares; none is negative.
+prompt token and a token that it attends to, and tokens are those that are paid for (`core.sched.step_sizes`). The three
+are fitted to the last steps by least squares; none is negative. Small steps are also remembered by their size.
 What a step without prompts takes is the median of the last ones of about as many requests.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from dataclasses import dataclass
+
+from core.sched.step_sizes import StepSizes, paid_size
 
 __all__ = ["StepCosts", "StepLoad"]
 
@@ -53,7 +56,8 @@ class StepLoad:
     @property
     def features(self) -> tuple[float, float, float]:
         """One, tokens and pairs, in units of about the same size."""
-        return 1.0, self.num_tokens / _TOKENS, self.num_pairs / _PAIRS
+        num_paid = paid_size(self.num_decodes + self.num_tokens) - paid_size(self.num_decodes)
+        return 1.0, num_paid / _TOKENS, self.num_pairs / _PAIRS
 
 
 class StepCosts:
@@ -62,6 +66,8 @@ class StepCosts:
     def __init__(self) -> None:
         self._quiet: dict[int, deque[float]] = {}
         self._mixed: deque[tuple[StepLoad, float]] = deque(maxlen=_NUM_MIXED)
+        self.sizes = StepSizes()
+        """Small steps by their size."""
         self._num_new = 0
         self._prior = (0.0, 0.0, 0.0)
         self._costs: tuple[float, float, float] | None = None
@@ -77,11 +83,13 @@ class StepCosts:
             return
         if not load.num_decodes:
             # Before anything runs, prompts alone tell what a token costs. A large chunk hides what is fixed.
-            per_token = seconds / load.features[1]
+            per_token = seconds * _TOKENS / load.num_tokens
             known = self._prior[1]
             self._prior = (0.0, per_token if not known else min(per_token, 1.1 * known), 0.0)
         else:
             self._mixed.append((load, max(0.0, seconds - quiet)))
+            if quiet:
+                self.sizes.observe(load.num_decodes, load.num_tokens, seconds / quiet)
         self._num_new += 1
 
     def quiet_s(self, num_decodes: int) -> float | None:
@@ -93,7 +101,7 @@ class StepCosts:
         return statistics.median(self._quiet[min(known, key=lambda bucket: (abs(bucket - wanted), bucket))])
 
     def num_tokens_within(self, seconds: float, start: int) -> int | None:
-        """Most tokens of a prompt, from its token `start` on, that make a step longer by at most `seconds`.
+        """Most tokens of a prompt to pay for, from its token `start` on, that make a step longer by at most `seconds`.
 
         Where a step with prompts takes longer than that whatever it holds, as many as cost so much beside what is
         fixed: fewer would only make more such steps. None where nothing is known yet of what a token costs.

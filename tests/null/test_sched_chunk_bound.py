@@ -18,6 +18,7 @@ from core.request import EngineRequest
 from core.sampling_params import SamplingParams
 from core.sched import ModelRunnerOutput, Scheduler, SchedulerOutput
 from core.sched.step_costs import StepCosts, StepLoad
+from core.sched.step_sizes import StepSizes, filled_size, paid_size
 
 
 @dataclass
@@ -29,6 +30,8 @@ class Costs:
     mixed: float = 0.0
     token: float = 0.001
     pair: float = 0.0
+    row: float = 0.0
+    """For each row of the next size that a step has, as recorded steps cost."""
     noise: Callable[[], float] = field(default=lambda: 1.0)
 
     def seconds(self, output: SchedulerOutput) -> float:
@@ -39,6 +42,7 @@ class Costs:
             for share in prompts
         )
         work = self.step + self.decode * (len(output.scheduled) - len(prompts))
+        work += self.row * paid_size(len(output.scheduled) - len(prompts) + tokens)
         return (work + self.mixed * bool(prompts) + self.token * tokens + self.pair * pairs) * self.noise()
 
 
@@ -119,6 +123,7 @@ def loaded(server: TimedServer, *, streams: int, seconds: int) -> tuple[float, f
         Costs(token=0.0002, pair=2e-7),
         Costs(mixed=0.004),
         Costs(token=0.0004, pair=1e-7, mixed=0.002),
+        Costs(token=0.0, row=0.0016),
     ],
 )
 def test_running_streams_keep_within_twice_their_quiet_gap(costs: Costs, depth: int) -> None:
@@ -145,6 +150,57 @@ def test_prompts_go_on_as_fast_as_the_bound_allows() -> None:
     chunks = [tokens for decodes, tokens in server.loads[-150:] if decodes and tokens]
     assert max(chunks) <= 0.018 / 0.0002
     assert sorted(chunks)[len(chunks) // 2] >= 0.6 * 0.8 * 0.018 / 0.0002
+
+
+@pytest.mark.parametrize(("streams", "row", "rows"), [(4, 0.0018, 8), (4, 0.0006, 16), (5, 0.0018, 16), (2, 0.0018, 8)])
+def test_steps_are_filled_up_to_the_size_that_they_pay_for(streams: int, row: float, rows: int) -> None:
+    """Of 1.8 ms a row 4 rows take 17 ms, 8 take 24 ms, which twice as long allows, and 16 take 39 ms."""
+    server = TimedServer(Costs(decode=0.0, token=0.0, row=row))
+    quiet, busy = loaded(server, streams=streams, seconds=8)
+    chunks = [tokens for decodes, tokens in server.loads[-200:] if decodes == streams and tokens]
+    assert sorted(chunks)[len(chunks) // 2] == rows - streams
+    assert busy <= 2.0 * quiet
+
+
+def test_sizes_are_the_least_that_hold_a_step_and_the_largest_that_it_fills() -> None:
+    sizes = [0, 1, 2, 4, *range(8, 73, 8)]
+    for num_rows in range(65):
+        assert paid_size(num_rows) == min(size for size in sizes if size >= num_rows)
+        assert filled_size(num_rows) == max(size for size in sizes if size <= num_rows)
+
+
+def test_a_size_that_was_too_slow_is_left_until_it_is_forgotten() -> None:
+    sizes = StepSizes()
+    assert sizes.fitting(4, 16, 1.8) == 16, "nothing is known"
+    for _ in range(2):
+        sizes.observe(4, 12, 2.4)
+    assert sizes.fitting(4, 16, 1.8) == 16, "two steps are no proof"
+    sizes.observe(4, 10, 2.4)
+    assert sizes.fitting(4, 16, 1.8) == 8, "steps of 14 rows pay for 16"
+    assert sizes.fitting(8, 16, 1.8) == 16, "of 8 quiet rows it may be fast enough"
+    for _ in range(1001):
+        sizes.observe(4, 4, 1.2)
+    assert sizes.fitting(4, 16, 1.8) == 16
+
+
+def test_a_larger_size_is_tried_where_the_smaller_one_leaves_room_for_it() -> None:
+    sizes = StepSizes()
+    for _ in range(3):
+        sizes.observe(4, 4, 1.1)
+    assert sizes.fitting(4, 8, 1.8) == 16, "1.3 is expected of 16, and 24 is not tried before that is known"
+    for _ in range(3):
+        sizes.observe(4, 12, 1.9)
+    assert sizes.fitting(4, 8, 1.8) == 8
+    for _ in range(15):
+        sizes.observe(4, 12, 1.25)
+    assert sizes.fitting(4, 8, 1.8) == 24
+
+
+def test_one_slow_step_where_a_size_is_recorded_does_not_condemn_it() -> None:
+    sizes = StepSizes()
+    for ratio in (20.0, 1.2, 1.2):
+        sizes.observe(4, 4, ratio)
+    assert sizes.fitting(4, 8, 1.3) == 8
 
 
 def test_a_costlier_device_gets_smaller_chunks() -> None:
