@@ -28,7 +28,8 @@ class DecodeRun:
         self._ids = [entry.request_id for entry in inputs.scheduled]
         self._next = inputs.sample_positions
         """Of each request the position of its token in the step that comes."""
-        self._padding = [1] * (recorded.batch.num_reqs - len(self._ids))
+        self._slots: list[list[int]] = [g.slots[: len(self._ids)].tolist() for g in recorded.batch.groups]
+        """Of each group those of the step that lies in the storage."""
         self._windows = [(group, window) for group, window in enumerate(mirror.windows) if window]
         # A token that is drawn behind n others has position n.
         inputs.positions = recorded.batch.groups[0].seq_lens[: len(self._ids)]
@@ -58,15 +59,14 @@ class DecodeRun:
         moved = [i for i, e in enumerate(scheduled) if e.num_computed_tokens % block_size == 0 or any(e.new_block_ids)]
         if moved and max(self._next) >= buffers.table_width * block_size:
             return False
-        buffers.advance(len(scheduled))
+        self._slots = [[slot + 1 for slot in slots] for slots in self._slots]
         for row in moved:
             self._mirror.append_blocks(scheduled[row])
             self._enter_block(row)
         self._leave_blocks()
-        self._next = [position + 1 for position in self._next]
-        for group in self.recorded.batch.groups:
-            group.seq_lens_host = self._next + self._padding
-        buffers.host_token_ids(len(scheduled))[:] = self._mirror.sampled(self.inputs.mirror_rows).numpy()
+        positions, self._next = self._next, [position + 1 for position in self._next]
+        token_ids = self._mirror.sampled(self.inputs.mirror_rows)
+        buffers.move_on(self.recorded.batch, token_ids, positions, self._next, self._slots)
         self.inputs.scheduled, self.inputs.sample_positions = scheduled, self._next
         for drawn in self.inputs.sampling_rows:
             drawn.position += 1
@@ -77,7 +77,8 @@ class DecodeRun:
         column, offset = divmod(self._next[row], self._mirror.block_size)
         for group in range(len(self._mirror.windows)):
             block_id = self._mirror.block_id(group, self.inputs.states[row], column)
-            self.recorded.buffers.enter_block(group, row, column, block_id, block_id * self._mirror.block_size + offset)
+            self.recorded.buffers.set_block(group, row, column, block_id)
+            self._slots[group][row] = block_id * self._mirror.block_size + offset
 
     def _leave_blocks(self) -> None:
         """Hides the blocks whose last key has left the window of their group."""
@@ -85,4 +86,4 @@ class DecodeRun:
             for row, position in enumerate(self._next):
                 column, offset = divmod(position - window + 1, self._mirror.block_size)  # of the first key that is read
                 if column > 0 and offset == 0:
-                    self.recorded.buffers.hide_block(group, row, column - 1)
+                    self.recorded.buffers.set_block(group, row, column - 1, 0)

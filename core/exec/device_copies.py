@@ -75,8 +75,9 @@ class DeviceBuffer:
     def __init__(self, copies: DeviceCopies, tensor: Tensor) -> None:
         self.tensor = tensor
         self._copies = copies
-        self.host = copies.host_view(self.tensor)
-        """The same memory for the host; only where it can write it in place."""
+        self._host = copies.host_view(self.tensor)
+        self.memory = self._host.data
+        """The same memory for single numbers, where the host writes it in place."""
 
     def fill(self, rows: Int32Array, count: int, padding: Any, columns: int | None = None) -> None:
         """Writes `rows` and then `padding` up to row `count`.
@@ -87,7 +88,7 @@ class DeviceBuffer:
         """
         where = slice(count) if columns is None else (slice(count), slice(columns))
         in_place = self._copies.in_place
-        target = self.host[where] if in_place else np.zeros(self.tensor[where].shape, dtype=np.int32)
+        target = self._host[where] if in_place else np.zeros(self.tensor[where].shape, dtype=np.int32)
         if columns is None:
             target[: len(rows)] = rows
         else:

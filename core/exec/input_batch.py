@@ -17,7 +17,7 @@ from torch import Tensor
 from core.backend import Batch
 from core.exec.device_copies import DeviceCopies
 from core.exec.request_state import RequestState
-from core.exec.sampler import SamplingRow
+from core.exec.sampler import SampledRows, SamplingRow
 from core.exec.step_arrays import StepArrays, make_batch
 from core.kv.groups import KVCacheGroup
 from core.sched.output import NewRequest, ScheduledRequest
@@ -85,7 +85,7 @@ class InputBatch:
         self._last_sampled = torch.zeros(max_num_seqs, dtype=torch.int32, device=copies.device)
         """[rows], device: newest token of each row, possibly not known to the host yet."""
         self._last_on_host = copies.host_view(self._last_sampled)
-        self._newest: tuple[npt.NDArray[np.intp], Tensor] | None = None
+        self._newest: tuple[npt.NDArray[np.intp], SampledRows] | None = None
         """Rows and tokens that `_last_sampled` lacks: the next step often has the same rows and asks for no others."""
 
     def __contains__(self, request_id: str) -> bool:
@@ -128,20 +128,16 @@ class InputBatch:
         """Writes down tokens that the host has learned. Ignored where the request was dropped since."""
         if self._states.get(state.request_id) is not state:
             return
-        end = state.num_tokens + len(token_ids)
-        self._reserve_tokens(end)
-        if len(token_ids) == 1:  # what nearly every step brings
-            self._tokens[state.row, end - 1] = token_ids[0]
-        else:
-            self._tokens[state.row, state.num_tokens : end] = token_ids
-        state.num_tokens = end
+        state.unwritten += token_ids
+        state.num_tokens += len(token_ids)
 
     def tokens(self, state: RequestState) -> Int32Array:
         """The request's known tokens; a view."""
-        return self._tokens[state.row, : state.num_tokens]
+        return self.tokens_before(state, state.num_tokens)
 
     def tokens_before(self, state: RequestState, position: int) -> Int32Array:
         """Tokens [0, position): the known ones and, in a step that verifies drafts, of these the first; a view."""
+        self._write_tokens(state)
         return self._tokens[state.row, :position]
 
     def prepare(
@@ -159,6 +155,7 @@ class InputBatch:
         """
         states = [self._states[entry.request_id] for entry in scheduled]
         for state, entry in zip(states, scheduled, strict=True):
+            self._write_tokens(state)
             if entry.draft_token_ids:
                 self._write_drafts(state, entry)
         rows = np.array([state.row for state in states], dtype=np.int32)
@@ -200,21 +197,25 @@ class InputBatch:
             logits_rows=self._logits_rows(arrays, batch, recorded=put is not None),
         )
 
-    def keep_sampled(self, mirror_rows: npt.NDArray[np.intp], token_ids: Tensor) -> None:
+    def keep_sampled(self, mirror_rows: npt.NDArray[np.intp], sampled: SampledRows) -> None:
         """Writes down on the device what was sampled, for the steps that follow before the host knows it.
 
         Args:
             mirror_rows: As in `StepInputs`.
-            token_ids: [len(mirror_rows)], int32, device.
+            sampled: As many rows.
         """
+        if self._copies.in_place:
+            sampled.on_host = sampled.token_ids.tolist()
         if self._newest is not None and self._newest[0] is not mirror_rows:
             self._write_newest()
-        self._newest = mirror_rows, token_ids
+        self._newest = mirror_rows, sampled
 
-    def sampled(self, mirror_rows: npt.NDArray[np.intp]) -> Tensor:
-        """[len(mirror_rows)], int32, device: what the step before sampled for all of these rows, and no others."""
+    def sampled(self, mirror_rows: npt.NDArray[np.intp]) -> list[int]:
+        """What the step before sampled for these rows and no others, where the host knows it at once."""
         assert self._newest is not None and self._newest[0] is mirror_rows, "another step was sampled since"
-        return self._newest[1]
+        on_host = self._newest[1].on_host
+        assert on_host is not None, "the device computes while the host goes on"
+        return on_host
 
     def block_id(self, group: int, state: RequestState, column: int) -> int:
         """The block of a request in a column of its table."""
@@ -265,11 +266,11 @@ class InputBatch:
     def _write_newest(self) -> None:
         if self._newest is None:
             return
-        (mirror_rows, token_ids), self._newest = self._newest, None
-        if self._copies.in_place:
-            self._last_on_host[mirror_rows] = token_ids.numpy()
+        (mirror_rows, sampled), self._newest = self._newest, None
+        if sampled.on_host is not None:
+            self._last_on_host[mirror_rows] = sampled.on_host
         else:
-            self._last_sampled.index_copy_(0, self._copies.put(mirror_rows), token_ids)
+            self._last_sampled.index_copy_(0, self._copies.put(mirror_rows), sampled.token_ids)
 
     def _logits_rows(self, arrays: StepArrays, batch: Batch, *, recorded: bool) -> slice | Tensor:
         if len(arrays.logits_rows) == len(arrays.positions):  # every token's
@@ -310,6 +311,12 @@ class InputBatch:
         self._reserve_blocks(index, start + len(ids))
         self._tables[index][row, start : start + len(ids)] = ids
         self._table_lens[index, row] = start + len(ids)
+
+    def _write_tokens(self, state: RequestState) -> None:
+        if state.unwritten:
+            self._reserve_tokens(state.num_tokens)
+            self._tokens[state.row, state.num_tokens - len(state.unwritten) : state.num_tokens] = state.unwritten
+            state.unwritten.clear()
 
     def _reserve_tokens(self, length: int) -> None:
         if length > self._tokens.shape[1]:

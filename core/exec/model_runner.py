@@ -254,7 +254,8 @@ class ModelRunner:
         rows, on_host, pending = None, None, Pending()
         if inputs.sample_indices:
             rows = self._sample(hidden, inputs)
-            on_host, pending = self._backend.to_host(rows.token_ids)
+            if rows.on_host is None:
+                on_host, pending = self._backend.to_host(rows.token_ids)
         return StepResult(
             step_id=step_id,
             states=inputs.sampling,
@@ -279,7 +280,7 @@ class ModelRunner:
             inputs.sampling_rows = [self._sampling_row(inputs.states[index], position) for index, position in places]
         sampled = self._sampler.sample(logits, inputs.sampling_rows, inputs.positions)
         # Of a request with drafts any row's token may stay here: it runs again when the host knows which counts.
-        self._inputs.keep_sampled(inputs.mirror_rows, sampled.token_ids)
+        self._inputs.keep_sampled(inputs.mirror_rows, sampled)
         return sampled
 
     def _sampling_row(self, state: RequestState, position: int) -> SamplingRow:

@@ -19,10 +19,11 @@ class RequestState:
     Attributes:
         row: Row in the persistent arrays of `InputBatch`.
         num_tokens: Tokens known to the host; one more may be pending on the device.
+        unwritten: The last of these, which are in no row yet: most are never read again, and one by one they are dear.
         seed: Key of the request's random numbers, as int64; stays the same when a preempted request comes back.
     """
 
-    __slots__ = ("num_prompt_tokens", "num_tokens", "params", "request_id", "row", "seed")
+    __slots__ = ("num_prompt_tokens", "num_tokens", "params", "request_id", "row", "seed", "unwritten")
 
     def __init__(self, request: NewRequest, row: int) -> None:
         self.request_id = request.request_id
@@ -30,6 +31,7 @@ class RequestState:
         self.params: SamplingParams = request.sampling_params
         self.num_prompt_tokens = request.num_prompt_tokens
         self.num_tokens = len(request.token_ids)
+        self.unwritten: list[int] = []
         self.seed = _seed(request)
 
 

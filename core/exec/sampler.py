@@ -70,12 +70,14 @@ class SampledRows:
 
     Args:
         token_ids: [S], int32.
+        on_host: The same, where the host knows them already.
         failed: Rows without a candidate, with the reason; their token id means nothing.
         logprobs: (values [L, k + 1], ids [L, k + 1], ranks [L]) of the rows in `logprob_rows`, actual token first.
         logprob_rows: Rows that asked for logprobs.
     """
 
     token_ids: Tensor
+    on_host: list[int] | None = None
     failed: dict[int, str] = field(default_factory=dict)
     logprobs: tuple[Tensor, Tensor, Tensor] | None = None
     logprob_rows: list[int] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,13 +83,10 @@ class StepBuffers:
         self.query_len, self.table_width = query_len, table_width
         self.in_place = copies.in_place
         """Whether the host may change a step where it lies, between two steps."""
-        self._token_ids = DeviceBuffer(copies, copies.zeros(most))
-        self._num_valid = DeviceBuffer(copies, copies.zeros(1))
+        self._token_ids, self._positions = (DeviceBuffer(copies, copies.zeros(most)) for _ in range(2))
+        self._num_valid, self._seq_lens = (DeviceBuffer(copies, copies.zeros(size)) for size in (1, max_num_reqs))
         self._tables = [DeviceBuffer(copies, copies.zeros(max_num_reqs, table_width)) for _ in range(num_groups)]
-        # What grows with each token lies together: `advance` is one operation. Each begins on a cache line.
-        growing = copies.zeros(2 + num_groups, -(-most // 16) * 16)
-        self._growing = copies.host_view(growing)
-        self._positions, self._seq_lens, *self._slots = (DeviceBuffer(copies, part) for part in growing)
+        self._slots = [DeviceBuffer(copies, copies.zeros(most)) for _ in range(num_groups)]
         starts = np.arange(max_num_reqs + 1, dtype=np.int32) * query_len
         self._starts_host: list[int] = starts.tolist()
         self._starts = copies.put(starts)
@@ -143,24 +141,25 @@ class StepBuffers:
             self._slots[index].fill(arrays.slots[index], tokens, -1)
             group.seq_lens_host = lens
 
-    def advance(self, num_reqs: int) -> None:
-        """Moves requests of one token each, the first of the step that lies here, on by a token within their blocks.
+    def move_on(
+        self, batch: Batch, token_ids: list[int], positions: list[int], seq_lens: list[int], slots: list[list[int]]
+    ) -> None:
+        """Another token for each request of the step that lies here; in place alone, as what follows.
 
-        As what follows, in place alone. `seq_lens_host` of the batch is the caller's to keep.
+        Args:
+            batch: The one that holds them; rows left over stay padding.
+            slots: One list a cache group.
         """
-        rows = self._growing[:, :num_reqs]
-        rows += 1
+        # Kernels have driven all else out of the caches: plain memory takes a quarter of what numpy or torch would.
+        count, lens = len(token_ids), seq_lens + [self.query_len] * (batch.num_reqs - len(token_ids))
+        self._token_ids.memory[:count] = array("i", token_ids)
+        self._positions.memory[:count] = array("i", positions)
+        self._seq_lens.memory[:count] = array("i", seq_lens)
+        for group, buffer, values in zip(batch.groups, self._slots, slots, strict=True):
+            buffer.memory[:count] = array("i", values)
+            group.seq_lens_host = lens
 
-    def enter_block(self, group: int, row: int, column: int, block_id: int, slot: int) -> None:
-        """Puts a block into a request's table, and its token into a slot of it."""
-        self._tables[group].host[row, column] = block_id
-        self._slots[group].host[row] = slot
+    def set_block(self, group: int, row: int, column: int, block_id: int) -> None:
+        """Another block in a request's table; the null block where nothing may be read any more."""
+        self._tables[group].memory[row, column] = block_id
         self._used_columns[row] = max(self._used_columns[row], column + 1)
-
-    def hide_block(self, group: int, row: int, column: int) -> None:
-        """Names the null block where nothing may be read any more."""
-        self._tables[group].host[row, column] = 0
-
-    def host_token_ids(self, num_reqs: int) -> Int32Array:
-        """Token ids of the first requests, to be written; a view."""
-        return self._token_ids.host[:num_reqs]

@@ -25,7 +25,7 @@ class StepResult:
         states: Requests that sample.
         draft_token_ids: Drafts of each of them; a request has one row, and one more for each draft.
         rows: What the sampler gave for the rows of all of them; None where nobody samples.
-        token_ids: The same token ids on the host, once `pending` is done.
+        token_ids: The same token ids on the host, once `pending` is done; None where `rows` has them.
         prompt_logprobs: As in `ModelRunnerOutput`.
         output: What `collect` made of it.
     """
@@ -43,9 +43,12 @@ class StepResult:
 def collect(step: StepResult) -> ModelRunnerOutput:
     """The tokens that each request gained: drafts up to the first wrong one, and the token drawn behind them."""
     output = ModelRunnerOutput(step_id=step.step_id, prompt_logprobs=step.prompt_logprobs)
-    if step.rows is None or step.token_ids is None:
+    if step.rows is None:
         return output
-    token_ids, failed, start = step.token_ids.tolist(), step.rows.failed, 0
+    token_ids, failed, start = step.rows.on_host, step.rows.failed, 0
+    if token_ids is None:
+        assert step.token_ids is not None, "sampled tokens go to the host"
+        token_ids = step.token_ids.tolist()
     logprobs = _row_logprobs(step, step.rows)
     if not failed and not logprobs and len(token_ids) == len(step.states):  # nobody has drafts
         output.sampled_token_ids = {s.request_id: [token] for s, token in zip(step.states, token_ids, strict=True)}

@@ -20,6 +20,7 @@ from core.exec.decode_run import DecodeRun
 from core.exec.device_copies import DeviceCopies
 from core.exec.input_batch import InputBatch, StepInputs
 from core.exec.model_runner import ModelRunner, RunnerStep
+from core.exec.sampler import SampledRows
 from core.exec.step_arrays import StepBuffers
 from core.exec.step_graphs import RecordedStep
 from core.exec.step_result import StepResult
@@ -227,7 +228,7 @@ def test_another_step_is_refused_and_changes_nothing(output: SchedulerOutput) ->
     first = _step(_entry("r1", 0), _entry("r2", 0))
     assert DecodeRun.may_begin(first, recorded)
     run = DecodeRun(mirror.prepare(first.scheduled, recorded.put, spread=True), recorded, mirror)
-    mirror.keep_sampled(run.inputs.mirror_rows, torch.tensor([7, 9], dtype=torch.int32))
+    mirror.keep_sampled(run.inputs.mirror_rows, SampledRows(token_ids=torch.tensor([7, 9], dtype=torch.int32)))
     before = _facts(run.inputs)
     assert not run.advance(output)
     assert _facts(run.inputs) == before
