@@ -1,9 +1,10 @@
 """Time of a decode step, recorded and call by call, in turn in one process.
 
-    python benchmarks/decode_step.py MODEL [--device cpu] [--requests 1] [--tokens 48] [--rounds 5] [--profile]
+    python benchmarks/decode_step.py MODEL [--device cpu] [--requests 1] [--tokens 48] [--rounds 5] [--profile | --host]
 
 Prints the smallest and the median milliseconds a step, by the clock and of processor time. A model of many layers and
-hardly any width shows what the host costs. `--profile` (device cpu) prints instead where the recorded calls spend it.
+hardly any width shows what the host costs. `--profile` (device cpu) prints instead where the recorded calls spend it,
+`--host` (device cpu) what Python does beside the kernels: processor time of the runner's thread and of the engine's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import argparse
 import collections
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from core.llm import LLM
@@ -54,6 +55,54 @@ def profile(llm: LLM, requests: int, tokens: int) -> None:
     print(f"{'all':20} {sum(totals.values()) * 1e3:8.3f} ms, medians of {len(whole)} steps")
 
 
+def host(llm: LLM, requests: int, tokens: int) -> None:
+    """Prints medians over the steps that hold one token of every request; the head and the draw count as kernels."""
+    from core.engine.engine import Engine
+    from core.exec.model_runner import ModelRunner
+    from core_cpu.operations import Sample
+    from core_cpu.recording import CpuGraph
+
+    runner: list[float] = []
+    engine: list[float] = []
+    in_kernels = 0.0
+
+    def kernels(owner: type, name: str) -> None:
+        honest = getattr(owner, name)
+
+        def timed(*args: Any) -> Any:
+            nonlocal in_kernels
+            start = time.thread_time()
+            result = honest(*args)
+            in_kernels += time.thread_time() - start
+            return result
+
+        setattr(owner, name, timed)
+
+    def steps(owner: type, name: str, found: list[float], counts: Callable[[Any, Any], bool]) -> None:
+        honest = getattr(owner, name)
+
+        def timed(*args: Any) -> Any:
+            before, start = in_kernels, time.thread_time()
+            result = honest(*args)
+            spent = time.thread_time() - start
+            if counts(args, result):
+                found.append(spent - (in_kernels - before if found is runner else 0.0))
+            return result
+
+        setattr(owner, name, timed)
+
+    for owner, name in ((CpuGraph, "replay"), (ModelRunner, "_logits"), (Sample, "__call__")):
+        kernels(owner, name)
+    steps(ModelRunner, "_execute", runner, lambda args, _: args[1].num_scheduled_tokens == requests)
+    steps(Engine, "step", engine, lambda _, news: len(news) == requests)
+    run(llm, requests, WARM_UP)
+    runner.clear()
+    engine.clear()
+    run(llm, requests, tokens)
+    parts = [statistics.median(found[2:]) * 1e3 for found in (runner, engine)]
+    print(f"{requests} requests: runner {parts[0]:.3f} ms a step, engine {parts[1]:.3f} ms, both {sum(parts):.3f} ms")
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -63,15 +112,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--host", action="store_true")
     args = parser.parse_args()
     common: dict[str, Any] = {
         "device": args.device,
         "max_num_seqs": args.requests,
         "num_blocks": 64 + 16 * args.requests,
     }
-    if args.profile:
+    if args.profile or args.host:
         with LLM(args.model, **common) as llm:
-            profile(llm, args.requests, args.tokens)
+            (profile if args.profile else host)(llm, args.requests, args.tokens)
         return
     with LLM(args.model, enforce_eager=True, **common) as eager, LLM(args.model, **common) as recorded:
         engines = {"call by call": eager, "recorded": recorded}
