@@ -11,7 +11,7 @@ import torch
 from kernel_bounds import UNIT, reduction_bound, worst
 from torch import Tensor
 
-from core_cpu import kernels
+from core_cpu import _kernels, kernels
 from core_cpu.kernels import Scheme
 
 GGUF = {
@@ -208,6 +208,19 @@ def test_a_row_has_the_same_bits_whatever_else_is_in_the_batch(scheme: str) -> N
     whole = kernels.linear(x, packed, out_dtype=torch.float32, invariant=True)
     for m in (1, 2, 3, 5, 8, 17, 100, 250):
         assert torch.equal(kernels.linear(x[:m], packed, out_dtype=torch.float32, invariant=True), whole[:m])
+
+
+@pytest.mark.parametrize("scheme", [*Scheme])
+def test_packing_leaves_nothing_of_what_was_in_memory_before(scheme: Scheme) -> None:
+    n, k = 21, 256 if scheme >= Scheme.Q8_0 else 67
+    row_bytes = 4 * k + 12
+    source = torch.randint(0, 100, (n, row_bytes), dtype=torch.uint8)
+    panels = []
+    for before in (0, 0xAA):
+        out = torch.full((_kernels.packed_bytes(int(scheme), n, k),), before, dtype=torch.uint8)
+        _kernels.pack(int(scheme), n, k, source.data_ptr(), row_bytes, 0, out.data_ptr())
+        panels.append(out)
+    assert torch.equal(*panels)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
