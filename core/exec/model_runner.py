@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from core.exec.drafts import Proposer
 from core.exec.input_batch import InputBatch, StepInputs
 from core.exec.kv_memory import KVPool
 from core.exec.request_state import RequestState
+from core.exec.runner_step import RunnerStep
 from core.exec.sampler import SampledRows, Sampler, SamplingRow, needs_known_tokens, position_logprobs, top_logprobs
 from core.exec.step_arrays import StepBuffers
 from core.exec.step_graphs import MAX_GRAPH_REQS, GraphRule, RecordedStep, StepGraphs
@@ -31,7 +32,7 @@ from core.outputs import PositionLogprobs
 from core.sched.output import ModelRunnerOutput, ScheduledRequest, SchedulerOutput
 from core.spec import KVCacheSpec, ModelSpec
 
-__all__ = ["ModelRunner", "RunnerStep"]
+__all__ = ["ModelRunner"]
 
 _LOGPROB_ROWS = 64
 """Rows of prompt logits at a time: all rows of a long prompt times a large vocabulary would be gigabytes."""
@@ -149,7 +150,7 @@ class ModelRunner:
         """
         if self._closed:
             raise EngineDeadError("the model runner is closed; start a new engine")
-        step = RunnerStep(self, output)
+        step = RunnerStep(output, self._execute, self.finalize)
         self._queue.put(step)
         return step
 
@@ -177,7 +178,7 @@ class ModelRunner:
     @torch.inference_mode()
     def _serve(self) -> None:
         while (step := self._queue.get()) is not None:
-            step.run(self._execute)
+            step.run()
             del step  # the queue may stay empty for long
 
     def _execute(self, output: SchedulerOutput) -> StepResult:
@@ -334,48 +335,3 @@ class ModelRunner:
                     drafts = self._proposer.propose(state.request_id, self._inputs.tokens(state))
                     output.draft_token_ids[state.request_id] = drafts
         return output
-
-
-class RunnerStep:
-    """A submitted step, as the engine waits for it: a future that costs one lock.
-
-    Args:
-        runner: Runs it.
-        output: What to run.
-    """
-
-    __slots__ = ("_ended", "_error", "_output", "_result", "_runner")
-
-    def __init__(self, runner: ModelRunner, output: SchedulerOutput) -> None:
-        self._runner = runner
-        self._output = output
-        self._result: StepResult | None = None
-        self._error: BaseException | None = None
-        self._ended = threading.Lock()
-        """Held until there is a result or an error."""
-        self._ended.acquire()
-
-    def run(self, execute: Callable[[SchedulerOutput], StepResult]) -> None:
-        """Called once, by the runner's thread; never raises."""
-        try:
-            self._result = execute(self._output)
-        except BaseException as error:
-            self._error = error
-        self._ended.release()
-
-    def done(self) -> bool:
-        """Whether `result` would not wait."""
-        return self._error is not None or (self._result is not None and self._result.pending.done())
-
-    def result(self) -> ModelRunnerOutput:
-        """The step's tokens; waits for them.
-
-        Raises:
-            Exception: whatever the step raised.
-        """
-        with self._ended:  # whoever comes in lets the next one in
-            pass
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._runner.finalize(self._result)

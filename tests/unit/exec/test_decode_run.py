@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import importlib
 import random
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -19,14 +17,12 @@ from core.backend import Graph, OpenConfig
 from core.exec.decode_run import DecodeRun
 from core.exec.device_copies import DeviceCopies
 from core.exec.input_batch import InputBatch, StepInputs
-from core.exec.model_runner import ModelRunner, RunnerStep
 from core.exec.sampler import SampledRows
 from core.exec.step_arrays import StepBuffers
 from core.exec.step_graphs import RecordedStep
-from core.exec.step_result import StepResult
 from core.kv.groups import KVCacheGroup
 from core.sampling_params import SamplingParams
-from core.sched.output import ModelRunnerOutput, NewRequest, ScheduledRequest, SchedulerOutput
+from core.sched.output import NewRequest, ScheduledRequest, SchedulerOutput
 from core.spec import CacheKind, DType, KVCacheSpec
 
 
@@ -234,46 +230,3 @@ def test_another_step_is_refused_and_changes_nothing(output: SchedulerOutput) ->
     assert _facts(run.inputs) == before
     assert run.advance(_step(_entry("r1", 1), _entry("r2", 1)))
     assert run.inputs.batch.token_ids.tolist() == [7, 9]
-
-
-class _Runner:
-    """Finalizes a step after it has slept, and says who asked."""
-
-    def __init__(self) -> None:
-        self.output = ModelRunnerOutput(step_id=3)
-
-    def finalize(self, step: StepResult) -> ModelRunnerOutput:
-        assert step.step_id == 3
-        return self.output
-
-
-def _submitted() -> tuple[RunnerStep, _Runner]:
-    runner = _Runner()
-    return RunnerStep(cast(ModelRunner, runner), SchedulerOutput(step_id=3)), runner
-
-
-def test_a_step_is_waited_for_by_whoever_asks() -> None:
-    step, runner = _submitted()
-    found: list[ModelRunnerOutput] = []
-    threads = [threading.Thread(target=lambda: found.append(step.result())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    time.sleep(0.05)
-    assert not step.done() and not found
-    step.run(lambda output: StepResult(step_id=output.step_id))
-    for thread in threads:
-        thread.join()
-    assert step.done() and found == [runner.output] * 3 and step.result() is runner.output
-
-
-def test_a_step_that_raised_raises_for_whoever_asks() -> None:
-    step, _ = _submitted()
-
-    def execute(output: SchedulerOutput) -> StepResult:
-        raise ValueError(f"step {output.step_id}")
-
-    step.run(execute)
-    assert step.done()
-    for _ in range(2):
-        with pytest.raises(ValueError, match="step 3"):
-            step.result()
