@@ -126,7 +126,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     dequantize: bool = False
     """Dequantize quantized weights at load even where the device has a kernel for the scheme."""
     quantize_activations: bool = False
-    """Let kernels for quantized weights round their activations to 8 bits (`--quantize-activations`)."""
+    """Let kernels round activations: for quantized weights to 8 bits, in attention to 16 (`--quantize-activations`)."""
     tokenizer: str | None = None
     seed: int = 0
     revision: str | None = None

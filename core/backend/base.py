@@ -79,8 +79,9 @@ class Verdict:
         determinism: The class that it gives. Below what the OpSpec asks, the operation counts as COMPOSITE.
         workspace_bytes: Scratch memory that a call may need, reserved at warm-up.
         input_format: Activation format that a weight's kernel asks for ("int8_row"); None for plain tensors.
-        activation_format: Format to which the kernel itself rounds plain activations ("int8_block32"); None where it
-            uses them as they are. Only where the OpSpec's `quantize_activations` allows it.
+        activation_format: Format to which the kernel itself rounds plain activations: "int8_block32" (linear) or
+            "int16_row" (attention), see `core.backend.schemes`; None where it uses them as they are. Only where the
+            OpSpec's `quantize_activations` allows it.
     """
 
     kind: Kind

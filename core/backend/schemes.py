@@ -12,6 +12,12 @@ Parts of a weight [..., N, K] (experts lead with their own dim):
   [..., N, K / group], any float type, and zero uint8 of the same shape: value = (element - zero) * scale. Groups of 32,
   64 or 128 elements along K, as the shapes say.
 - q8_0 ... q6_k: weight uint8 [..., N, bytes of a row], the blocks of GGUF, scales inside.
+
+Formats of activations are those of `quantize_rows`, and "int16_row", which attention rounds to where
+`AttentionOp.quantize_activations` and its Verdict say so: integers by rounding to nearest, the largest magnitude of a
+query (token, head), of a key and of a value 2,047 or more. Probabilities, each times its value's scale, share a scale
+within the chunk of at most 128 consecutive keys of their query and head; the largest becomes 8,191 or more. So nothing
+moves by more than 2^-12 of a row's largest magnitude, a probability by 2^-14 of its chunk's largest.
 """
 
 from __future__ import annotations

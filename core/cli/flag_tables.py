@@ -60,7 +60,7 @@ ENGINE_FLAGS: tuple[Flag, ...] = (
         field="quantize_activations",
         names=("--quantize-activations/--no-quantize-activations",),
         kind=bool,
-        text="Let kernels for quantized weights round their activations to 8 bits; core doctor shows which do.",
+        text="Let kernels round activations: for quantized weights to 8 bits, in attention to 16; core doctor tells.",
     ),
     Flag(
         field="tokenizer",

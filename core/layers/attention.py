@@ -174,4 +174,5 @@ def _attention_op(ctx: BuildContext, config: AttentionConfig, split: HeadSplit) 
         scale=config.scale,
         window=config.window,
         softcap=config.softcap,
+        quantize_activations=ctx.quantize_activations,
     )

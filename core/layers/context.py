@@ -58,7 +58,7 @@ class BuildContext:
         parallel: This rank.
         quantization: Bring dense weights of linear layers to this scheme.
         dequantize: Keep no quantized weight, whatever the device can do.
-        quantize_activations: Let kernels for quantized weights round their activations.
+        quantize_activations: Let kernels for quantized weights, and those of attention, round their activations.
         determinism: Class that each operation is asked for.
         weights: The checkpoint, of which building reads names and schemes alone; None takes all weights for dense.
         dry: Whether to resolve only.

@@ -22,8 +22,10 @@ __all__ = [
     "LENGTH_SHARE",
     "LOGIT_DELTA",
     "LOGIT_FLOOR",
+    "LOG_ROUNDINGS",
     "MODEL_RATIO",
     "PERFORMANCE_FLOOR",
+    "ROUNDING_SIGMAS",
     "SAMPLE_MARGIN",
     "TIE_ULPS",
     "U_ACC",
@@ -41,6 +43,8 @@ COMPOSITE_RATIO = 2.0
 """Attention may err this much more than a plain implementation in the same types."""
 FUNCTION_ROUNDINGS = 32.0
 """Roundings in float32 that a pointwise chain with one transcendental function may add up to."""
+LOG_ROUNDINGS = 64.0
+"""Roundings in float32 of a log-sum-exp, and of an exponential in a softmax."""
 MODEL_RATIO = 2.0
 """Logits of a model may err (root mean square) this much more than transformers in the same dtype."""
 LOGIT_FLOOR = 1e-5
@@ -58,6 +62,8 @@ SAMPLE_MARGIN = 1e-3
 TIE_ULPS = 4.0
 """An activation this many float32 roundings from the middle of two integers may be rounded to either: the scale, its
 reciprocal and the quotient are rounded once each, in any order."""
+ROUNDING_SIGMAS = 6.0
+"""Standard deviations that many independent roundings may add up to: one result in 500 million is beyond."""
 
 ACCURACY_SHARE = 0.99
 """Least share of the reference's accuracy that a served model must reach."""

@@ -91,6 +91,10 @@ class AttentionOp(OpSpec):
     tanh(logits / softcap) where softcap > 0. Softmax in float32. Features: "sinks", "lse", "scales", and "ragged"
     (no cache; keys are the step's own).
 
+    Args:
+        quantize_activations: Whether a kernel may round queries, keys, probabilities and values, to the format that its
+            Verdict declares (`activation_format`). Logits, the softmax and its denominator stay in float32.
+
     Returns:
         [T, num_heads, v_head_dim], model dtype. Rows of padding tokens are finite but otherwise unspecified.
     """
@@ -106,6 +110,7 @@ class AttentionOp(OpSpec):
     causal: bool = True
     window: int = 0
     softcap: float = 0.0
+    quantize_activations: bool = False
 
     @property
     def cache_spec(self) -> KVCacheSpec:

@@ -13,7 +13,7 @@ from tiny import make_tiny
 
 from core.backend import Verdict, WeightSource
 from core.backend.base import Kind
-from core.backend.ops import EmbedOp, LinearOp, OpSpec, ReduceNormOp
+from core.backend.ops import AttentionOp, EmbedOp, LinearOp, OpSpec, ReduceNormOp
 from core.backend.reference import COMPOSITES
 from core.errors import UnsupportedError
 from core.layers import BuildContext, SchemeChoice, WeightSlice
@@ -177,6 +177,27 @@ def test_a_dry_build_lists_refusals(folder: Path) -> None:
     assert set(names) == wanted and [row.op.name for row in ctx.binder.table.refused()] == ["attention"]
     with pytest.raises(AssertionError, match="dry build"):
         ctx.bind(ctx.binder.table.refused()[0].op)(None)
+
+
+def test_attention_may_round_only_where_activations_may(folder: Path) -> None:
+    """Quantizing weights to int8, whose products round activations in any case, does not allow it."""
+
+    def kernel(op: OpSpec) -> Verdict | None:
+        if not isinstance(op, AttentionOp):
+            return Verdict.native() if isinstance(op, LinearOp) else None
+        return Verdict.native(activation_format="int16_row" if op.quantize_activations else None)
+
+    tables = {}
+    contexts: tuple[dict[str, Any], ...] = ({}, {"quantization": "int8"}, {"quantize_activations": True})
+    for name, context in zip(("plain", "int8", "allowed"), contexts, strict=True):
+        _, ctx, _ = build(folder, verdict=kernel, **context)
+        tables[name] = ctx.binder.table
+    told = {
+        name: {row.get("activations") for row in table.to_json() if row["op"] == "attention"}
+        for name, table in tables.items()
+    }
+    assert told == {"plain": {None}, "int8": {None}, "allowed": {"int16_row"}}
+    assert tables["plain"].hash != tables["allowed"].hash
 
 
 def test_a_dry_build_needs_no_opened_backend(folder: Path) -> None:

@@ -20,6 +20,7 @@ from core_conformance.mutants import (
     minor_bugs,
     model_bugs,
     recurrent_bugs,
+    rounded_attention,
     rounding_bugs,
     runner_bugs,
     sampler_bugs,
@@ -42,6 +43,7 @@ MUTANTS: tuple[Mutant, ...] = tuple(
             *determinism_bugs.MUTANTS,
             *weight_bugs.MUTANTS,
             *rounding_bugs.MUTANTS,
+            *rounded_attention.MUTANTS,
             *sampling_bugs.MUTANTS,
             *minor_bugs.MUTANTS,
             *expert_bugs.MUTANTS,
@@ -61,5 +63,10 @@ MUTANTS: tuple[Mutant, ...] = tuple(
 )
 """Each must fail its level."""
 
-HONEST: tuple[Honest, ...] = (*honest_kernels.HONEST, *honest_devices.HONEST, *rounding_bugs.HONEST)
+HONEST: tuple[Honest, ...] = (
+    *honest_kernels.HONEST,
+    *honest_devices.HONEST,
+    *rounding_bugs.HONEST,
+    *rounded_attention.HONEST,
+)
 """Each must pass: what differs is how it is done."""

@@ -62,6 +62,7 @@ COVERAGE: dict[str, Coverage] = {
             "sinks": "L1/attention/sinks-*",
             "lse": "L1/attention/lse-*",
             "ragged": "L1/attention/ragged-*",
+            "quantize_activations": "L1/attention/rounded-*",
         },
         determinism="L1/determinism/requests-attention-*",
     ),

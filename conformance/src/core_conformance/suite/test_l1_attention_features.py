@@ -17,7 +17,7 @@ from core_conformance.operations.paged import PagedStep
 from core_conformance.subject import Subject, oracle, wide_op
 from core_conformance.suite.test_l1_attention import attention_op, check_attention, lens_of
 from core_conformance.suite.test_l1_dense import DTYPES
-from core_conformance.tolerance import pointwise_bound
+from core_conformance.tolerance import LOG_ROUNDINGS, pointwise_bound
 
 KV8 = {"e4m3": DType.FLOAT8_E4M3FN, "e5m2": DType.FLOAT8_E5M2, "int8": DType.INT8}
 """8-bit caches."""
@@ -137,7 +137,7 @@ def _compare(subject: Subject, step: PagedStep, out: Tensor, sinks: Tensor | Non
     bound, suspects = attention_bound(step, exact, sinks), attention_suspects(step, sinks)
     subject.agree(op, out, exact, bound, places=step.places, suspects=suspects)
     if lse is not None and exact_lse is not None:
-        limit = pointwise_bound(exact_lse, exact_lse.abs() + 8.0, torch.float32, 64)
+        limit = pointwise_bound(exact_lse, exact_lse.abs() + 8.0, torch.float32, LOG_ROUNDINGS)
         subject.agree(op, lse, exact_lse, limit, "lse", places=step.places)
 
 
