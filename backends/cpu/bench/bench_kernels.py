@@ -1,7 +1,7 @@
 # ruff: noqa: T201
 """Prints GB/s and GFLOP/s of linear for each scheme and row count beside torch, and attention's decode and prefill.
 
-    python backends/cpu/bench/bench_kernels.py [--n 4096 --k 4096] [--threads 2] [--schemes bf16,q8_0] [--json FILE]
+    python backends/cpu/bench/bench_kernels.py [--n 4096 --k 4096] [--threads 2] [--schemes bf16,q8_0] [--int8]
 
 Weights are rotated among copies larger than the last-level cache where memory allows (--bytes), so that few rows show
 memory bandwidth and not cache bandwidth.
@@ -78,7 +78,7 @@ def our_calls(scheme: str, args: argparse.Namespace) -> Callable[[int], tuple[Ca
     def at(m: int) -> tuple[Callable[[int], object], int]:
         x = torch.randn(m, args.k).bfloat16()
         out = torch.empty(m, args.n, dtype=torch.bfloat16)
-        return lambda i: kernels.linear(x, weights[i % copies], out=out), first.nbytes
+        return lambda i: kernels.linear(x, weights[i % copies], out=out, int8_activations=args.int8), first.nbytes
 
     return at
 
@@ -105,27 +105,29 @@ def bench_attention(args: argparse.Namespace) -> list[dict[str, object]]:
         ("prefill 512", 1, 512, 512),
         ("prefill 2048", 1, 2048, 2048),
         ("chunk 256 at 2048", 1, 256, 2048),
+        ("16 chunks of 32 at 1032", 16, 32, 1032),
     ):
-        seconds = best_seconds(attention_call(count, query, seq), args.seconds)
         seen = seq * query - query * (query - 1) // 2
         flops, nbytes = count * 9 * seen * 64 * 4, count * seq * 3 * 64 * 4
-        print(
-            f"{label:50}{seconds * 1e6:>10.0f}{nbytes / seconds / 1e9:>10.1f}{flops / seconds / 1e9:>10.1f}", flush=True
-        )
-        rows.append({"op": "attention", "case": label, "us": seconds * 1e6, "gflops": flops / seconds / 1e9})
+        for int16 in (False, True) if query > 1 and kernels.rounds_attention() else (False,):
+            seconds = best_seconds(attention_call(count, query, seq, int16), args.seconds)
+            name = f"{label}, int16" if int16 else label
+            gflops = flops / seconds / 1e9
+            print(f"{name:50}{seconds * 1e6:>10.0f}{nbytes / seconds / 1e9:>10.1f}{gflops:>10.1f}", flush=True)
+            rows.append({"op": "attention", "case": name, "us": seconds * 1e6, "gflops": gflops})
     return rows
 
 
-def attention_call(count: int, query: int, seq: int) -> Callable[[int], object]:
+def attention_call(count: int, query: int, seq: int, int16: bool) -> Callable[[int], object]:
     blocks = -(-seq // 16)
     shapes = kernels.kv_block_shapes(torch.bfloat16, 3, 64, 64, 16)
-    key, value = (torch.zeros(count * blocks + 1, *shape, dtype=torch.bfloat16) for shape in shapes)
+    key, value = (torch.randn(count * blocks + 1, *shape).bfloat16() for shape in shapes)
     planes = kernels.KvPlanes(key, value, 64)
     table = torch.arange(1, count * blocks + 1, dtype=torch.int32).view(count, blocks)
     starts = torch.arange(0, count * query + 1, query, dtype=torch.int32)
     lens = torch.full((count,), seq, dtype=torch.int32)
     q = torch.randn(count * query, 9, 64).bfloat16()
-    return lambda _: kernels.attention(q, planes, starts, lens, table, scale=0.125)
+    return lambda _: kernels.attention(q, planes, starts, lens, table, scale=0.125, int16=int16)
 
 
 def main() -> None:
@@ -135,6 +137,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=0)
     parser.add_argument("--rows", type=lambda s: tuple(map(int, s.split(","))), default=ROWS)
     parser.add_argument("--schemes", type=lambda s: s.split(","), default=list(SCHEMES))
+    parser.add_argument("--int8", action="store_true", help="round activations where the scheme allows it")
     parser.add_argument("--bytes", type=int, default=2**29)
     parser.add_argument("--seconds", type=float, default=0.3)
     parser.add_argument("--no-torch", dest="torch", action="store_false")

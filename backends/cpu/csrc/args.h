@@ -84,6 +84,7 @@ struct AttentionArgs {
   const float* sinks = nullptr;  // [num_heads]
   float* lse = nullptr;          // [T, num_heads]
   int64_t split_keys = 0;        // 0 = split long streams by what the threads need; > 0 = always at this many keys
+  bool int16 = false;            // queries, keys, probabilities and values in bf16 may be rounded to int16; head_dim <= 512
 };
 
 // What a step's kernels read of its requests. Made once a step and cache group; a recorded call keeps the address and reads
@@ -180,6 +181,7 @@ struct KernelTable {
   void (*rope)(const RopeArgs&);
   void (*sample)(const SampleArgs&);
   void (*token_bitmask)(const BitmaskArgs&);
+  bool rounds_attention;  // whether AttentionArgs::int16 changes anything
 };
 
 // The table in use: the best level that this machine has, or the one that CORE_CPU_ISA names.

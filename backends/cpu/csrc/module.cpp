@@ -198,7 +198,7 @@ struct Attention {
 void define_attention(py::module_& m) {
   py::class_<Attention>(m, "Attention")
       .def(py::init([](int num_heads, int dtype, int out_dtype, float scale, bool causal, int window, float softcap,
-                       int64_t split_keys) {
+                       int64_t split_keys, bool int16) {
              Attention a;
              a.base.num_heads = num_heads;
              a.base.dtype = dtype;
@@ -208,10 +208,12 @@ void define_attention(py::module_& m) {
              a.base.window = window;
              a.base.softcap = softcap;
              a.base.split_keys = split_keys;
+             a.base.int16 = int16;
              return a;
            }),
            py::arg("num_heads"), py::arg("dtype"), py::arg("out_dtype"), py::arg("scale"), py::arg("causal") = true,
-           py::arg("window") = 0, py::arg("softcap") = 0.f, py::arg("split_keys") = 0)
+           py::arg("window") = 0, py::arg("softcap") = 0.f, py::arg("split_keys") = 0,
+           py::arg("int16") = false)
       .def(
           "paged",
           [](const Attention& self, const KvArgs& kv, Address query, int64_t query_stride, int64_t query_head_stride,
@@ -414,6 +416,7 @@ void define_sampling(py::module_& m) {
 PYBIND11_MODULE(_kernels, m) {
   m.doc() = "Kernels over raw addresses; use core_cpu.kernels, which checks what it passes on.";
   m.def("isa", [] { return std::string(kernels().name); }, "Name of the instruction-set level in use.");
+  m.def("rounds_attention", [] { return kernels().rounds_attention; }, "Whether attention can round to int16.");
   m.def("isa_levels", &isa_levels, "Levels that this build and this machine share, from low to high.");
   m.def("set_isa", &set_isa, py::arg("name"), "Takes another level; ValueError where it is not available.");
   m.def("num_threads", &num_threads);

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -32,6 +32,7 @@ class Case:
     causal: bool = True
     sinks: bool = False
     split_keys: int = 0
+    int16: bool = False
 
     @property
     def scale(self) -> float:
@@ -74,8 +75,8 @@ def fill_cache(case: Case, keys: list[Tensor], values: list[Tensor]) -> tuple[ke
 
 def reference(
     case: Case, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """(output, log-sum-exp, bound of the output) of one request, float64."""
+) -> tuple[Tensor, Tensor, Tensor, float]:
+    """(output, log-sum-exp, bound of the output, absolute bound of the log-sum-exp) of one request, float64."""
     n, seq = len(query), len(key)
     q, k, v = (x.double() for x in (query, key, value))
     group = case.heads // case.kv_heads
@@ -100,7 +101,24 @@ def reference(
     logit_error = 4 * case.dim**0.5 * UNIT[torch.float32] * sizes.masked_fill(~seen, 0).amax(-1).T[..., None]
     error = 2 * logit_error + 4 * max(seq, 1) ** 0.5 * UNIT[torch.float32] + 4e-7
     error = error + (UNIT[torch.bfloat16] if reads_bf16 else 0)
-    return out, lse.T, UNIT[case.dtype] * out.abs() + error * size + 1e-7
+    bound = UNIT[case.dtype] * out.abs() + error * size + 1e-7
+    if not case.int16:
+        return out, lse.T, bound, 3e-5
+    moved = float(_rounded_logits(case, q, k, seen).amax())
+    largest = (v.abs().amax(-1).T[:, None] * seen).amax(-1).T[..., None] if seq else 0.0  # of the values that are seen
+    bound = bound + math.expm1(2 * moved) * size + (INT16_UNIT + 4 * math.sqrt(128) * INT16_UNIT / 4) * largest
+    return out, lse.T, bound, moved + 3e-5
+
+
+INT16_UNIT = 2.0**-12
+"""Half a step of numbers whose largest is 2,047."""
+
+
+def _rounded_logits(case: Case, q: Tensor, k: Tensor, seen: Tensor) -> Tensor:
+    """[h, n, s]: how far logits may move where queries and keys are rounded to steps of their largest magnitude."""
+    query_step = torch.einsum("nh,shd->hns", q.abs().amax(-1), k.abs()) * INT16_UNIT
+    key_step = torch.einsum("nhd,sh->hns", q.abs(), k.abs().amax(-1)) * INT16_UNIT
+    return ((query_step + key_step) * case.scale).masked_fill(~seen, 0)
 
 
 def random_case(case: Case) -> tuple[Tensor, list[Tensor], list[Tensor], Tensor | None]:
@@ -129,6 +147,7 @@ def run_paged(
         sinks=sinks,
         lse=lse,
         split_keys=case.split_keys,
+        int16=case.int16,
     )
     return out, lse
 
@@ -138,11 +157,11 @@ def check(
 ) -> None:
     begin = 0
     for r, (n, _) in enumerate(case.requests):
-        ref, ref_lse, bound = reference(case, query[begin : begin + n], keys[r], values[r], sinks)
+        ref, ref_lse, bound, lse_bound = reference(case, query[begin : begin + n], keys[r], values[r], sinks)
         error = (out[begin : begin + n].double() - ref).abs() / bound
         assert torch.isfinite(out[begin : begin + n]).all(), f"request {r}"
         assert error.numel() == 0 or error.max() <= 1, f"request {r}: {error.max():.2f} of the bound"
-        assert torch.allclose(lse[begin : begin + n].double(), ref_lse, atol=3e-5, rtol=3e-6)
+        assert torch.allclose(lse[begin : begin + n].double(), ref_lse, atol=lse_bound, rtol=3e-6)
         begin += n
 
 
@@ -188,6 +207,52 @@ def test_paged_attention_against_float64_with_poison_in_every_slot_not_owned(nam
     planes, table = fill_cache(case, keys, values)
     out, lse = run_paged(case, query, planes, table, sinks)
     check(case, out, lse, query, keys, values, sinks)
+
+
+in_int16 = pytest.mark.skipif(not kernels.rounds_attention(), reason="needs 16-bit integer dot products (AVX-512 VNNI)")
+
+
+@in_int16
+@pytest.mark.parametrize("split_keys", [0, -1, 128])
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.dtype == torch.bfloat16])
+def test_attention_in_int16_is_off_by_no_more_than_its_rounding(name: str, split_keys: int) -> None:
+    torch.manual_seed(1)
+    case = replace(CASES[name], int16=True, split_keys=split_keys)
+    query, keys, values, sinks = random_case(case)
+    planes, table = fill_cache(case, keys, values)
+    out, lse = run_paged(case, query, planes, table, sinks)
+    check(case, out, lse, query, keys, values, sinks)
+    plain, _ = run_paged(replace(case, int16=False), query, planes, table, sinks)
+    if case.kv_dtype is None:
+        assert split_keys == 0 or not torch.equal(out, plain), "nothing was rounded"
+
+
+@in_int16
+def test_a_value_that_is_not_finite_reaches_the_rows_that_see_it_and_no_other() -> None:
+    torch.manual_seed(2)
+    case = Case([(64, 64)], dtype=torch.bfloat16, int16=True)
+    query, keys, values, _ = random_case(case)
+    values[0][40, 0, 3] = math.inf
+    keys[0][50, 1, 7] = math.nan
+    planes, table = fill_cache(case, keys, values)
+    out, _ = run_paged(case, query, planes, table, None)
+    finite = torch.isfinite(out).all(-1)
+    assert finite[:40].all() and not finite[40:, :3].any(), "heads 0 to 2 read the value"
+    assert finite[:50, 3:].all(), "heads 3 to 5 read the key"
+
+
+@in_int16
+def test_zeros_and_numbers_of_very_different_sizes_are_rounded_by_row() -> None:
+    torch.manual_seed(4)
+    case = Case([(70, 70)], dtype=torch.bfloat16, int16=True)
+    query, keys, values, _ = random_case(case)
+    query[5] = 0
+    keys[0] *= 10 ** (4 * torch.rand(70, 1, 1) - 3)
+    values[0] *= 10 ** (8 * torch.rand(70, 1, 1) - 4)
+    keys[0][9], values[0][11] = 0, 0
+    planes, table = fill_cache(case, keys, values)
+    out, lse = run_paged(case, query, planes, table, None)
+    check(case, out, lse, query, keys, values, None)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

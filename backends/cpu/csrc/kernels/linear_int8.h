@@ -15,47 +15,80 @@ constexpr int kActBlock = 32;
 constexpr int kInt8Rows = kAccumulators == 24 ? 6 : kAccumulators / 2 + 1 > 3 ? 3 : 2;  // rows of a tile
 constexpr int kInt8Panels = kAccumulators == 24 ? 2 : 1;
 constexpr int kInt8DirectRows = kAccumulators == 24 ? 8 : 2;  // up to so many, weights are not unpacked into a tile first
-constexpr int kInt8Blocks = 8;                                // blocks of 32 between two visits of C
+constexpr int64_t kInt8Blocks = 10;                           // most blocks of 32 between two visits of C
 constexpr int kInt8ChunkTiles = 20;
 
-// A block of 32 activations of `mr` rows, in dwords: q [8][mr], d [mr], then for each of `subs` sub-blocks of the weight
-// start [mr] and low [mr] (d_x * sum q_x).
-constexpr int act_dwords(int mr, int subs) { return mr * (9 + 2 * subs); }
+// A tile's rows lie block by block of 32 activations, row by row; a row's block is, in dwords: q [8], d, then start and
+// low (d_x * sum q_x) of each of `subs` sub-blocks of the weight.
+constexpr int act_dwords(int subs) { return 9 + 2 * subs; }
 
 // ------------------------------------------------------------------ activations
-// Two vectors to int8. Returns the scale; the whole numbers stay in v0, v1.
-CORE_INLINE float round_block(F& v0, F& v1) {
-  float top = hmax(vmax(vabs(v0), vabs(v1)));
-  bool some = top > 1e-30f;  // smaller ones are zero: 127 / top would overflow
-  F inverse = set1(some ? 127.f / top : 0.f);
-  v0 = round_even(vmax(vmin(mul(v0, inverse), set1(127.f)), set1(-127.f)));
-  v1 = round_even(vmax(vmin(mul(v1, inverse), set1(127.f)), set1(-127.f)));
-  return some ? top / 127.f : 0.f;
+constexpr int kQuantizeBlocks = 4;  // of a row at a time: what is found across lanes is found for all of them together
+
+struct ActScales {
+  float d[kQuantizeBlocks], inverse[kQuantizeBlocks];
+  bool finite;
+};
+
+// From largest magnitudes as bits, which order as the values do: infinities and NaN come last.
+CORE_INLINE ActScales act_scales(const int32_t* tops) {
+  ActScales s;
+  s.finite = true;
+  for (int j = 0; j < kQuantizeBlocks; j++) {
+    float top = bits_float(uint32_t(tops[j]));
+    bool some = top > 1e-30f;  // smaller ones are zero: 127 / top would overflow
+    s.d[j] = some ? top / 127.f : 0.f;
+    s.inverse[j] = some ? 127.f / top : 0.f;
+    s.finite &= tops[j] < 0x7f800000;
+  }
+  return s;
+}
+
+// Blocks [0, count) of x to `out`, `stride` dwords apart. False where a value is not finite.
+template <class T, int SUBS, int OFFSET>
+CORE_INLINE bool quantize_blocks(const T* x, int64_t count, uint32_t* out, int64_t stride) {
+  I top[kQuantizeBlocks], half[2][kQuantizeBlocks];
+  const I magnitude = set1i(0x7fffffff);
+  const T* at[kQuantizeBlocks];
+  CORE_UNROLL for (int64_t j = 0; j < kQuantizeBlocks; j++) {
+    at[j] = x + min64(j, count - 1) * kActBlock;
+    top[j] = maxi(andi(as_int(loadx(at[j])), magnitude), andi(as_int(loadx(at[j] + 16)), magnitude));
+  }
+  int32_t tops[kQuantizeBlocks], sums[2][kQuantizeBlocks];
+  reduce4(top, true, tops);
+  ActScales scales = act_scales(tops);
+  CORE_UNROLL for (int64_t j = 0; j < kQuantizeBlocks; j++) {
+    F inverse = set1(scales.inverse[j]);
+    I q0 = to_int(mul(loadx(at[j]), inverse)), q1 = to_int(mul(loadx(at[j] + 16), inverse));  // in [-127, 127]
+    half[0][j] = SUBS == 1 ? addi(q0, q1) : q0;
+    half[1][j] = q1;
+    auto* q = reinterpret_cast<int8_t*>(out + min64(j, count - 1) * stride);
+    store_i8(q, q0);
+    store_i8(q + 16, q1);
+  }
+  CORE_UNROLL for (int s = 0; s < SUBS; s++) reduce4(half[s], false, sums[s]);
+  CORE_UNROLL for (int64_t j = 0; j < kQuantizeBlocks; j++) {
+    uint32_t* block = out + min64(j, count - 1) * stride;
+    block[8] = float_bits(scales.d[j]);
+    for (int s = 0; s < SUBS; s++) {
+      block[9 + 2 * s] = uint32_t(-OFFSET * sums[s][j]);
+      block[10 + 2 * s] = float_bits(scales.d[j] * float(sums[s][j]));
+    }
+  }
+  return scales.finite;
 }
 
 template <class T, int SUBS, int OFFSET>
 CORE_INLINE void quantize_row(const T* x, int64_t k, uint32_t* out, int64_t mr) {
-  const int64_t stride = act_dwords(int(mr), SUBS);
-  F bad = zero();
-  uint32_t* block = out;
-  for (int64_t i = 0; i < k; i += kActBlock, block += stride) {
-    F v0 = loadx(x + i), v1 = loadx(x + i + 16);
-    bad = fma(v0, zero(), fma(v1, zero(), bad));
-    float d = round_block(v0, v1);
-    int8_t q[kActBlock];
-    store_i8(q, to_int(v0));
-    store_i8(q + 16, to_int(v1));
-    for (int g = 0; g < 8; g++) memcpy(block + g * mr, q + 4 * g, 4);
-    block[8 * mr] = float_bits(d);
-    float sums[2] = {SUBS == 1 ? hsum(add(v0, v1)) : hsum(v0), SUBS == 1 ? 0.f : hsum(v1)};
-    for (int s = 0; s < SUBS; s++) {
-      block[(9 + 2 * s) * mr] = uint32_t(-OFFSET * int32_t(sums[s]));
-      block[(10 + 2 * s) * mr] = float_bits(d * sums[s]);
-    }
-  }
-  float nan = hsum(bad);  // an infinity or NaN has no scale: the row's results are NaN
-  if (nan == nan) return;
-  for (block = out; block < out + k / kActBlock * stride; block += stride) block[8 * mr] = float_bits(nan);
+  const int64_t stride = mr * act_dwords(SUBS), blocks = k / kActBlock;
+  bool finite = true;
+  int64_t i = 0;
+  for (; i + kQuantizeBlocks <= blocks; i += kQuantizeBlocks)
+    finite &= quantize_blocks<T, SUBS, OFFSET>(x + i * kActBlock, kQuantizeBlocks, out + i * stride, stride);
+  if (i < blocks) finite &= quantize_blocks<T, SUBS, OFFSET>(x + i * kActBlock, blocks - i, out + i * stride, stride);
+  if (finite) return;
+  // An infinity or NaN has no scale: the row's results are NaN.
+  for (i = 0; i < blocks; i++) out[i * stride + 8] = 0x7fc00000u;
 }
 
 template <int SUBS, int OFFSET>
@@ -65,11 +98,11 @@ static void quantize_range(void* context, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; i++) {
     int64_t m0 = tile_start(p, i), mr = tile_start(p, i + 1) - m0;
     auto* out = static_cast<uint32_t*>(p.a) + m0 * p.k_padded;
-    for (int64_t m = 0; m < mr; m++) {
+    for (int64_t m = 0; m < mr; m++, out += act_dwords(SUBS)) {
       int64_t at = (m0 + m) * a.x_stride;
-      if (a.x_dtype == kF32) quantize_row<float, SUBS, OFFSET>(static_cast<const float*>(a.x) + at, a.w.k, out + m, mr);
-      else if (a.x_dtype == kBF16) quantize_row<BF16, SUBS, OFFSET>(static_cast<const BF16*>(a.x) + at, a.w.k, out + m, mr);
-      else quantize_row<F16, SUBS, OFFSET>(static_cast<const F16*>(a.x) + at, a.w.k, out + m, mr);
+      if (a.x_dtype == kF32) quantize_row<float, SUBS, OFFSET>(static_cast<const float*>(a.x) + at, a.w.k, out, mr);
+      else if (a.x_dtype == kBF16) quantize_row<BF16, SUBS, OFFSET>(static_cast<const BF16*>(a.x) + at, a.w.k, out, mr);
+      else quantize_row<F16, SUBS, OFFSET>(static_cast<const F16*>(a.x) + at, a.w.k, out, mr);
     }
   }
 }
@@ -86,7 +119,7 @@ CORE_INLINE F block_sum(F acc, I dot, F d_w, F minimum, float d_x, float low) {
 template <class S, int MR>
 static void int8_direct(void* context, int64_t begin, int64_t end) {
   auto& p = *static_cast<LinearPlan*>(context);
-  constexpr int kSubs = kActBlock / S::kSub, kPerBlock = S::kBlock / kActBlock;
+  constexpr int kSubs = kActBlock / S::kSub, kPerBlock = S::kBlock / kActBlock, kRow = act_dwords(kSubs);
   for (int64_t panel = begin; panel < end; panel++) {
     auto* blocks = reinterpret_cast<const typename S::Block*>(p.data + panel * p.panel_bytes);
     auto* a = static_cast<const uint32_t*>(p.a);
@@ -95,18 +128,18 @@ static void int8_direct(void* context, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < p.args->w.k / S::kBlock; i++) {
       const typename S::Block& b = blocks[i];
       prefetch(reinterpret_cast<const char*>(&b) + kPrefetchBlocksBytes, int64_t(sizeof(b)));
-      for (int j = 0; j < kPerBlock; j++, a += act_dwords(MR, kSubs)) {
+      for (int j = 0; j < kPerBlock; j++, a += MR * kRow) {
         CORE_UNROLL for (int s = 0; s < kSubs; s++) {
-          const uint32_t* extra = a + (9 + 2 * s) * MR;
+          const uint32_t* extra = a + 9 + 2 * s;
           I dot[MR];
-          CORE_UNROLL for (int m = 0; m < MR; m++) dot[m] = set1i(int32_t(extra[m]));
+          CORE_UNROLL for (int m = 0; m < MR; m++) dot[m] = set1i(int32_t(extra[m * kRow]));
           S::quads(b, j * kSubs + s, [&](int g, I w) CORE_LAMBDA {
-            const uint32_t* x = a + (s * (S::kSub / 4) + g) * MR;
-            CORE_UNROLL for (int m = 0; m < MR; m++) dot[m] = dot4_signed(dot[m], w, int32_t(x[m]));
+            const uint32_t* x = a + s * (S::kSub / 4) + g;
+            CORE_UNROLL for (int m = 0; m < MR; m++) dot[m] = dot4_signed(dot[m], w, int32_t(x[m * kRow]));
           });
           F d = S::scale(b, j * kSubs + s), low = S::minimum(b, j * kSubs + s);
           CORE_UNROLL for (int m = 0; m < MR; m++)
-            acc[m] = block_sum<S>(acc[m], dot[m], d, low, bits_float(a[8 * MR + m]), bits_float(extra[MR + m]));
+            acc[m] = block_sum<S>(acc[m], dot[m], d, low, bits_float(a[m * kRow + 8]), bits_float(extra[m * kRow + 1]));
         }
       }
     }
@@ -136,40 +169,41 @@ CORE_INLINE void unpack_blocks(const char* panel, int64_t sub0, int64_t count, U
   for (int64_t i = sub0; i < sub0 + count; i++, out++) {
     const typename S::Block& b = blocks[i / kSubs];
     int s = int(i % kSubs);
-    constexpr int64_t kSubBytes = int64_t(sizeof(b)) / kSubs;
-    prefetch(reinterpret_cast<const char*>(&b) + s * kSubBytes + kPrefetchBlocksBytes, kSubBytes);
     if constexpr (S::kHasScale) store(out->d, S::scale(b, s));
     if constexpr (S::kHasMin) store(out->minimum, S::minimum(b, s));
     S::quads(b, s, [&](int g, I w) CORE_LAMBDA { storei(out->q[g], w); });
   }
 }
 
-// C [MR][NP * 16] (+)= activations * `count` blocks of 32 of NP unpacked panels that lie `ldb` sub-blocks apart.
+// C [MR][NP * 16] (+)= activations * `count` blocks of 32 of NP unpacked panels that lie `ldb` sub-blocks apart; meanwhile
+// asks for `lines` cache lines a block from `ahead` on.
 // `S` says only what the blocks have: schemes of one UnpackedForm share the code.
 template <class S, int MR>
 static __attribute__((noinline)) void int8_tile(const uint32_t* a, const UnpackedBlock<S::kQuads>* b, int64_t ldb,
-                                                int64_t count, float* c, bool first) {
-  constexpr int NP = kInt8Panels, QUADS = S::kQuads, kSubs = kActBlock / (4 * QUADS);
+                                                int64_t count, float* c, bool first, const char* ahead, int lines) {
+  constexpr int NP = kInt8Panels, QUADS = S::kQuads, kSubs = kActBlock / (4 * QUADS), kRow = act_dwords(kSubs);
   F acc[MR][NP];
   CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++)
     acc[m][p] = first ? zero() : load(c + (m * NP + p) * 16);
-  for (int64_t i = 0; i < count; i++, a += act_dwords(MR, kSubs), b += kSubs) {
+  for (int64_t i = 0; i < count; i++, a += MR * kRow, b += kSubs) {
+    CORE_NO_UNROLL for (int j = 0; j < lines; j++, ahead += 64) __builtin_prefetch(ahead, 0, 2);
     CORE_UNROLL for (int s = 0; s < kSubs; s++) {
-      const uint32_t* extra = a + (9 + 2 * s) * MR;
+      const uint32_t* extra = a + 9 + 2 * s;
       I dot[MR][NP];
-      CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++) dot[m][p] = set1i(int32_t(extra[m]));
+      CORE_UNROLL for (int m = 0; m < MR; m++) CORE_UNROLL for (int p = 0; p < NP; p++)
+        dot[m][p] = set1i(int32_t(extra[m * kRow]));
       CORE_UNROLL for (int g = 0; g < QUADS; g++) {
         I w[NP];
         CORE_UNROLL for (int p = 0; p < NP; p++) w[p] = loadi(b[p * ldb + s].q[g]);
         CORE_UNROLL for (int m = 0; m < MR; m++) {
-          int32_t x = int32_t(a[(s * QUADS + g) * MR + m]);
+          int32_t x = int32_t(a[m * kRow + s * QUADS + g]);
           CORE_UNROLL for (int p = 0; p < NP; p++) dot[m][p] = dot4_signed(dot[m][p], w[p], x);
         }
       }
       CORE_UNROLL for (int p = 0; p < NP; p++) {
         F d = S::kHasScale ? load(b[p * ldb + s].d) : zero(), low = S::kHasMin ? load(b[p * ldb + s].minimum) : zero();
         CORE_UNROLL for (int m = 0; m < MR; m++)
-          acc[m][p] = block_sum<S>(acc[m][p], dot[m][p], d, low, bits_float(a[8 * MR + m]), bits_float(extra[MR + m]));
+          acc[m][p] = block_sum<S>(acc[m][p], dot[m][p], d, low, bits_float(a[m * kRow + 8]), bits_float(extra[m * kRow + 1]));
       }
     }
   }
@@ -178,7 +212,7 @@ static __attribute__((noinline)) void int8_tile(const uint32_t* a, const Unpacke
 }
 
 template <int QUADS>
-using Int8Tile = void (*)(const uint32_t*, const UnpackedBlock<QUADS>*, int64_t, int64_t, float*, bool);
+using Int8Tile = void (*)(const uint32_t*, const UnpackedBlock<QUADS>*, int64_t, int64_t, float*, bool, const char*, int);
 
 template <class U, int MR>
 constexpr Int8Tile<U::kQuads> tile_or_null() {
@@ -199,6 +233,19 @@ struct Int8Scratch {
   UnpackedBlock<QUADS> b[kInt8Panels * kInt8Blocks * (kActBlock / (4 * QUADS))];
 };
 
+// Where the weights lie that are unpacked after the ones at hand: `bytes` of each of a group's panels.
+struct NextWeights {
+  const char* at;
+  int64_t bytes;
+};
+
+// The part of them that the tile number `t` of `tiles` asks for: the first tiles one panel's, the last ones the other's.
+CORE_INLINE const char* ahead_of(const LinearPlan& p, const NextWeights& next, int64_t t, int64_t tiles, int64_t count, int* lines) {
+  int64_t tiles_each = max64(1, tiles / kInt8Panels), panel = min64(t / tiles_each, kInt8Panels - 1);
+  *lines = next.at ? int(ceil_div(next.bytes, 64 * count * tiles_each)) : 0;
+  return next.at + panel * p.panel_bytes + (t - panel * tiles_each) * *lines * count * 64;
+}
+
 template <class S>
 static void int8_range(void* context, int64_t begin, int64_t end) {
   auto& p = *static_cast<LinearPlan*>(context);
@@ -206,24 +253,33 @@ static void int8_range(void* context, int64_t begin, int64_t end) {
   constexpr int64_t kLdb = kInt8Blocks * kSubs;
   auto& scratch_ = *static_cast<Int8Scratch<kQuads>*>(scratch(kScratchTask, sizeof(Int8Scratch<kQuads>)));
   int64_t tiles_per_chunk = ceil_div(p.num_tiles, p.num_chunks), blocks = p.args->w.k / kActBlock;
+  int64_t visits = ceil_div(blocks, kInt8Blocks), per_visit = ceil_div(blocks, visits);
+  int64_t visit_bytes = per_visit * p.panel_bytes / blocks;
   for (int64_t i = begin; i < end; i++) {
     int64_t chunk = i / p.num_groups, panel = i % p.num_groups * NP;
     int64_t tile0 = chunk * tiles_per_chunk, tile1 = min64(p.num_tiles, tile0 + tiles_per_chunk);
     int real = int(min64(NP, p.num_panels - panel));
     if (tile0 >= tile1) continue;
     int64_t row0 = tile_start(p, tile0);
-    for (int64_t k0 = 0; k0 < blocks; k0 += kInt8Blocks) {
-      int64_t count = min64(kInt8Blocks, blocks - k0);
+    for (int64_t k0 = 0; k0 < blocks; k0 += per_visit) {
+      int64_t count = min64(per_visit, blocks - k0);
+      bool last = k0 + count == blocks;
+      const char* from = p.data + panel * p.panel_bytes + k0 * p.panel_bytes / blocks;
       for (int q = 0; q < real; q++)
         unpack_blocks<S>(p.data + (panel + q) * p.panel_bytes, k0 * kSubs, count * kSubs, scratch_.b + q * kLdb);
+      NextWeights next = {last ? p.data + (panel + NP) * p.panel_bytes : from + visit_bytes, visit_bytes};
+      if (last && panel + NP >= p.num_panels) next.at = nullptr;
       for (int64_t t = tile0; t < tile1; t++) {
         int64_t m0 = tile_start(p, t), mr = tile_start(p, t + 1) - m0;
-        auto* a = static_cast<const uint32_t*>(p.a) + m0 * p.k_padded + k0 * act_dwords(int(mr), kSubs);
+        auto* a = static_cast<const uint32_t*>(p.a) + m0 * p.k_padded + k0 * mr * act_dwords(kSubs);
         float* c = scratch_.c + (m0 - row0) * NP * 16;
-        pick_int8_tile<UnpackedForm<kQuads, S::kHasScale, S::kHasMin>>(mr)(a, scratch_.b, real == NP ? kLdb : 0, count, c, k0 == 0);
+        int lines;
+        const char* ahead = ahead_of(p, next, t - tile0, tile1 - tile0, count, &lines);
+        pick_int8_tile<UnpackedForm<kQuads, S::kHasScale, S::kHasMin>>(mr)(a, scratch_.b, real == NP ? kLdb : 0, count, c,
+                                                                           k0 == 0, ahead, lines);
+        if (last) finish_rows(p, c, m0, m0 + mr, panel, NP, real);
       }
     }
-    finish_rows(p, scratch_.c, row0, tile_start(p, tile1), panel, NP, real);
   }
 }
 
@@ -249,7 +305,7 @@ static bool run_int8(const LinearArgs& a) {
   p.args = &a;
   p.data = static_cast<const char*>(a.w.data);
   p.panel_bytes = a.w.k / shape.k_block * shape.block_bytes;
-  p.k_padded = a.w.k / kActBlock * act_dwords(1, kSubs);  // dwords of a row
+  p.k_padded = a.w.k / kActBlock * act_dwords(kSubs);  // dwords of a row
   p.num_panels = ceil_div(a.w.n, kPanel);
   p.num_tiles = direct ? 1 : ceil_div(a.m, kInt8Rows);
   p.np = direct ? 1 : kInt8Panels;

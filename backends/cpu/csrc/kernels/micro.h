@@ -33,6 +33,15 @@ struct KindS8 {  // quads [k / 4][16][4] against quads of unsigned bytes
   using C = int32_t;
   static constexpr int kStep = 4, kActStep = 4;
 };
+#ifdef CORE_DOT2
+struct KindI16 {  // pairs against pairs, all of int16; k is even
+  using A = uint32_t;
+  using B = uint32_t;
+  using Acc = I;
+  using C = int32_t;
+  static constexpr int kStep = 2, kActStep = 2;
+};
+#endif
 #ifdef CORE_DPBF16
 struct KindDP : KindF32 {  // pairs against pairs of bf16 activations
   using A = uint32_t;
@@ -141,6 +150,21 @@ CORE_INLINE void steps(KindS8, const int32_t* a, const uint32_t* const* b, int64
     }
   }
 }
+
+#ifdef CORE_DOT2
+template <int MR, int NP, int SM, int SK>
+CORE_INLINE void steps(KindI16, const uint32_t* a, const uint32_t* const* b, int64_t k, I (&acc)[MR][NP], int64_t ahead) {
+  for (int64_t i = 0; i < k / 2; i++) {
+    I w[NP];
+    CORE_UNROLL for (int p = 0; p < NP; p++) w[p] = loadi(b[p] + i * 16);
+    stream<NP>(b, i * 16, ahead);
+    CORE_UNROLL for (int m = 0; m < MR; m++) {
+      uint32_t x = a[i * SK + m * SM];
+      CORE_UNROLL for (int p = 0; p < NP; p++) acc[m][p] = dot2(acc[m][p], x, w[p]);
+    }
+  }
+}
+#endif
 
 #ifdef CORE_DPBF16
 template <int MR, int NP, int SM, int SK>

@@ -88,6 +88,22 @@ CORE_INLINE I subi(I a, I b) { return {_mm512_sub_epi32(a.v, b.v)}; }
 CORE_INLINE I andi(I a, I b) { return {_mm512_and_si512(a.v, b.v)}; }
 CORE_INLINE I ori(I a, I b) { return {_mm512_or_si512(a.v, b.v)}; }
 CORE_INLINE I xori(I a, I b) { return {_mm512_xor_si512(a.v, b.v)}; }
+CORE_INLINE I maxi(I a, I b) { return {_mm512_max_epi32(a.v, b.v)}; }
+CORE_INLINE __m128i quarter(I a, bool largest) {
+  __m256i x = _mm512_castsi512_si256(a.v), y = _mm512_extracti64x4_epi64(a.v, 1);
+  x = largest ? _mm256_max_epi32(x, y) : _mm256_add_epi32(x, y);
+  __m128i v = _mm256_castsi256_si128(x), w = _mm256_extracti128_si256(x, 1);
+  return largest ? _mm_max_epi32(v, w) : _mm_add_epi32(v, w);
+}
+CORE_INLINE void reduce4(const I (&a)[4], bool largest, int32_t* out) {
+  __m128i v[4];
+  for (int i = 0; i < 4; i++) v[i] = quarter(a[i], largest);
+  __m128i t0 = _mm_unpacklo_epi32(v[0], v[1]), t1 = _mm_unpackhi_epi32(v[0], v[1]);
+  __m128i t2 = _mm_unpacklo_epi32(v[2], v[3]), t3 = _mm_unpackhi_epi32(v[2], v[3]);
+  __m128i x = largest ? _mm_max_epi32(t0, t1) : _mm_add_epi32(t0, t1), y = largest ? _mm_max_epi32(t2, t3) : _mm_add_epi32(t2, t3);
+  __m128i lo = _mm_unpacklo_epi64(x, y), hi = _mm_unpackhi_epi64(x, y);
+  _mm_storeu_si128((__m128i*)out, largest ? _mm_max_epi32(lo, hi) : _mm_add_epi32(lo, hi));
+}
 CORE_INLINE void store_i8(int8_t* p, I a) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(a.v)); }
 template <int S> CORE_INLINE I shl(I a) { return {_mm512_slli_epi32(a.v, S)}; }
 template <int S> CORE_INLINE I shr(I a) { return {_mm512_srli_epi32(a.v, S)}; }
@@ -183,6 +199,7 @@ CORE_INLINE I subi(I x, I y) { return CORE_MAP2(_mm256_sub_epi32, x, y); }
 CORE_INLINE I andi(I x, I y) { return CORE_MAP2(_mm256_and_si256, x, y); }
 CORE_INLINE I ori(I x, I y) { return CORE_MAP2(_mm256_or_si256, x, y); }
 CORE_INLINE I xori(I x, I y) { return CORE_MAP2(_mm256_xor_si256, x, y); }
+CORE_INLINE I maxi(I x, I y) { return CORE_MAP2(_mm256_max_epi32, x, y); }
 CORE_INLINE void store_i8(int8_t* p, I x) {  // values must fit
   __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8);
   _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
@@ -285,6 +302,7 @@ CORE_INLINE I subi(I a, I b) { return {(IntLanes)((WordLanes)a.v - (WordLanes)b.
 CORE_INLINE I andi(I a, I b) { return {a.v & b.v}; }
 CORE_INLINE I ori(I a, I b) { return {a.v | b.v}; }
 CORE_INLINE I xori(I a, I b) { return {a.v ^ b.v}; }
+CORE_INLINE I maxi(I a, I b) { return {a.v > b.v ? a.v : b.v}; }
 CORE_INLINE void store_i8(int8_t* p, I a) {
   ByteLanes b = __builtin_convertvector(a.v, ByteLanes);
   memcpy(p, &b, 16);
@@ -327,6 +345,19 @@ template <int S, int OFFSET> CORE_INLINE F nibble(I w) { return to_float(subi(an
 #endif
 
 // ---------------------------------------------------------------- built from the above
+#if !defined(__AVX512F__)
+// The largest lane, or the sum of all lanes, of each of four.
+CORE_INLINE void reduce4(const I (&a)[4], bool largest, int32_t* out) {
+  for (int i = 0; i < 4; i++) {
+    int32_t lanes[16];
+    storei(lanes, a[i]);
+    int32_t found = lanes[0];
+    for (int j = 1; j < 16; j++) found = !largest ? found + lanes[j] : lanes[j] > found ? lanes[j] : found;
+    out[i] = found;
+  }
+}
+#endif
+
 struct BF16 { uint16_t bits; };
 struct F16 { uint16_t bits; };
 CORE_INLINE F loadx(const float* p) { return load(p); }
@@ -463,6 +494,60 @@ CORE_INLINE F dpbf16(F acc, uint32_t a, I b) {
 CORE_INLINE F dpbf16(F acc, uint32_t a, I b) {
   acc = fma(set1(bits_float(a & 0xffff0000u)), bf16_odd(b), acc);
   return fma(set1(bits_float(a << 16)), bf16_even(b), acc);
+}
+#endif
+
+// acc += a0 * b0 + a1 * b1 over pairs of int16, the pair a the same in every lane; where there is no such product of bf16.
+#if defined(__AVX512VNNI__) && !defined(CORE_DPBF16)
+#define CORE_DOT2 1
+CORE_INLINE I dot2(I acc, uint32_t a, I b) { return {_mm512_dpwssd_epi32(acc.v, _mm512_set1_epi32(int32_t(a)), b.v)}; }
+CORE_INLINE I first_lanes(int64_t count, int32_t value) {  // the others are 0
+  return {_mm512_maskz_set1_epi32(count >= 16 ? __mmask16(0xffff) : __mmask16((1u << count) - 1), value)};
+}
+CORE_INLINE I max_u16(I a, I b) { return {_mm512_max_epu16(a.v, b.v)}; }
+// Said behind a loop of sums that are turned into floats: without it gcc stores them to memory in each turn.
+CORE_INLINE void keep_in_register(I& a) { asm("" : "+v"(a.v)); }
+// Low halves of `even` and of `odd`, side by side in each lane.
+CORE_INLINE I pack16(I even, I odd) { return {_mm512_mask_blend_epi16(0xaaaaaaaau, even.v, _mm512_slli_epi32(odd.v, 16))}; }
+CORE_INLINE void store_i16(uint16_t* p, I a) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(a.v)); }
+CORE_INLINE __m128i quarter_u16(I a) {
+  __m256i x = _mm256_max_epu16(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+  return _mm_max_epu16(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
+}
+CORE_INLINE __m128 quarter_float(F a, bool largest) {
+  __m256 x = _mm512_castps512_ps256(a.v), y = _mm512_extractf32x8_ps(a.v, 1);
+  x = largest ? _mm256_max_ps(x, y) : _mm256_add_ps(x, y);
+  __m128 v = _mm256_castps256_ps128(x), w = _mm256_extractf128_ps(x, 1);
+  return largest ? _mm_max_ps(v, w) : _mm_add_ps(v, w);
+}
+// The largest lane, or the sum of all lanes, of each of four.
+CORE_INLINE void reduce4_float(const F (&a)[4], bool largest, float* out) {
+  __m128 v[4];
+  for (int i = 0; i < 4; i++) v[i] = quarter_float(a[i], largest);
+  __m128 t0 = _mm_unpacklo_ps(v[0], v[1]), t1 = _mm_unpackhi_ps(v[0], v[1]);
+  __m128 t2 = _mm_unpacklo_ps(v[2], v[3]), t3 = _mm_unpackhi_ps(v[2], v[3]);
+  __m128 x = largest ? _mm_max_ps(t0, t1) : _mm_add_ps(t0, t1), y = largest ? _mm_max_ps(t2, t3) : _mm_add_ps(t2, t3);
+  __m128 lo = _mm_movelh_ps(x, y), hi = _mm_movehl_ps(y, x);
+  _mm_storeu_ps(out, largest ? _mm_max_ps(lo, hi) : _mm_add_ps(lo, hi));
+}
+// 2^x to 3e-6 for x at most 0; below -100 (also for -inf) 2^-100, so that products with it are no denormals, which are slow.
+CORE_INLINE F vexp2_short(F x) {
+  F y = vmax(set1(-100.f), x);
+  const F magic = set1(12582912.f);  // added to a number, its whole part stands in the lowest bits
+  F t = add(y, magic), r = sub(y, sub(t, magic));
+  F p = set1(9.5701e-3f);
+  p = fma(p, r, set1(5.591786e-2f));
+  p = fma(p, r, set1(2.4024745e-1f));
+  p = fma(p, r, set1(6.9312181e-1f));
+  p = fma(p, r, set1(9.9999926e-1f));
+  return as_float(addi(as_int(p), shl<23>(as_int(t))));
+}
+// The largest low half and the largest high half of the lanes of each of four.
+CORE_INLINE void reduce4_u16(const I (&a)[4], uint16_t* out) {
+  __m128i v0 = quarter_u16(a[0]), v1 = quarter_u16(a[1]), v2 = quarter_u16(a[2]), v3 = quarter_u16(a[3]);
+  __m128i x = _mm_max_epu16(_mm_unpacklo_epi32(v0, v1), _mm_unpackhi_epi32(v0, v1));
+  __m128i y = _mm_max_epu16(_mm_unpacklo_epi32(v2, v3), _mm_unpackhi_epi32(v2, v3));
+  _mm_storeu_si128((__m128i*)out, _mm_max_epu16(_mm_unpacklo_epi64(x, y), _mm_unpackhi_epi64(x, y)));
 }
 #endif
 

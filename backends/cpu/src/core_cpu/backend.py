@@ -54,7 +54,7 @@ from core.backend.ops import (
 from core.spec import CacheKind, Capabilities, DeviceInfo, DType, KVCacheSpec
 from core_cpu import kernels
 from core_cpu.blocks import CpuLayout, cpu_layout
-from core_cpu.operations import KERNELS, linear_activation_format
+from core_cpu.operations import KERNELS, activation_format
 from core_cpu.plan import cpu_plan
 from core_cpu.recording import record
 from core_cpu.tape_memory import TapeMemory
@@ -101,9 +101,8 @@ class CpuBackend(Backend):
         if reason:
             return Verdict(kind=Kind.COMPOSITE, reason=reason, capture=Capture.NEVER)
         capture = Capture.NEVER if op.name in _UNRECORDED or op.has("ragged") else Capture.ANY
-        form = linear_activation_format(op) if isinstance(op, LinearOp) else None
         determinism = max(Determinism.D1, op.determinism)
-        return Verdict.native(determinism=determinism, capture=capture, activation_format=form)
+        return Verdict.native(determinism=determinism, capture=capture, activation_format=activation_format(op))
 
     def bind(self, op: OpSpec) -> Callable[..., Any]:
         verdict = self.supports(op, self.probe()[0])

@@ -27,6 +27,7 @@ from core.backend.ops import (
     KvWriteOp,
     LinearArgs,
     LinearOp,
+    OpSpec,
     QkNormRopeWriteArgs,
     QkNormRopeWriteOp,
     ReduceNormArgs,
@@ -46,10 +47,12 @@ from core_cpu.plan import CpuPlan
 from core_cpu.tape_memory import empty
 from core_cpu.weights import CpuPacked
 
-__all__ = ["KERNELS", "linear_activation_format"]
+__all__ = ["KERNELS", "activation_format"]
 
 _FIXED_SPLIT = 512
 """Keys between splits of a long stream where a row's bits may not depend on the batch."""
+_MAX_INT16_DIM = 512
+"""Head dim up to which sums of products of integers fit into 32 bits."""
 
 
 class KvWrite:
@@ -117,7 +120,7 @@ class Linear:
         self._codes = kernels.DTYPE_CODES[self._in_dtype], kernels.DTYPE_CODES[self._out_dtype]
         self._in_features, self._out_features = op.in_features, op.out_features
         self._invariant = op.determinism >= Determinism.D2
-        self._int8 = linear_activation_format(op) is not None
+        self._int8 = activation_format(op) is not None
 
     def __call__(self, args: LinearArgs) -> Tensor:
         x, packed, bias = args.x, args.weight, args.bias
@@ -142,10 +145,16 @@ class Linear:
         return out
 
 
-def linear_activation_format(op: LinearOp) -> str | None:
+def activation_format(op: OpSpec) -> str | None:
     """What the kernel rounds plain activations to, where it may choose."""
+    if not getattr(op, "quantize_activations", False):
+        return None
+    if isinstance(op, AttentionOp):
+        plain = (op.dtype, op.kv_dtype) == (DType.BFLOAT16, DType.BFLOAT16) and op.head_dim <= _MAX_INT16_DIM
+        return "int16_row" if plain and kernels.rounds_attention() else None
+    assert isinstance(op, LinearOp)
     known = op.scheme in GGUF_BLOCKS or (op.scheme == "int8" and op.in_features % 32 == 0)
-    return "int8_block32" if op.quantize_activations and known else None
+    return "int8_block32" if known else None
 
 
 class Embed:
@@ -317,6 +326,7 @@ def _attention_kernel(op: AttentionOp) -> kernels.AttentionKernel:
         window=op.window,
         softcap=op.softcap,
         split_keys=_FIXED_SPLIT if op.determinism >= Determinism.D2 else 0,
+        int16=activation_format(op) is not None,
     )
 
 

@@ -17,7 +17,7 @@ from core_cpu.kernels.cache import (
     kv_write,
     kv_write_planned,
 )
-from core_cpu.kernels.process import isa, isa_levels, num_threads, set_num_threads
+from core_cpu.kernels.process import isa, isa_levels, num_threads, rounds_attention, set_num_threads
 from core_cpu.kernels.products import dequantize, embed, linear
 from core_cpu.kernels.rows import ACTIVATIONS, act_mul, rms_norm, rope
 from core_cpu.kernels.tokens import sample, token_bitmask
@@ -48,6 +48,7 @@ __all__ = [
     "pack",
     "rms_norm",
     "rope",
+    "rounds_attention",
     "sample",
     "set_num_threads",
     "token_bitmask",

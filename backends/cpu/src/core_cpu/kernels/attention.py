@@ -25,6 +25,8 @@ class AttentionKernel:
         softcap: Logits become softcap * tanh(logits / softcap); 0 leaves them.
         split_keys: 0 splits long streams by what the threads need; positive splits always at multiples of it;
             negative never splits. Only with 0 may a row's bits depend on the batch and the number of threads.
+        int16: Whether queries, keys, probabilities and values may be rounded to 16-bit integers, where
+            `rounds_attention` says so and all are bfloat16.
     """
 
     __slots__ = ("dtype", "handle", "num_heads")
@@ -39,10 +41,11 @@ class AttentionKernel:
         window: int = 0,
         softcap: float = 0.0,
         split_keys: int = 0,
+        int16: bool = False,
     ) -> None:
         code = DTYPE_CODES[dtype]
         self.num_heads, self.dtype = num_heads, dtype
-        self.handle = _kernels.Attention(num_heads, code, code, scale, causal, window, softcap, split_keys)
+        self.handle = _kernels.Attention(num_heads, code, code, scale, causal, window, softcap, split_keys, int16)
 
     def _extras(self, tokens: int, sinks: Tensor | None, lse: Tensor | None) -> tuple[int, int]:
         sinks_at = 0 if sinks is None else float32_address(sinks, "sinks", (self.num_heads,))
@@ -126,6 +129,7 @@ def attention(
     sinks: Tensor | None = None,
     lse: Tensor | None = None,
     split_keys: int = 0,
+    int16: bool = False,
 ) -> Tensor:
     """Softmax attention over the paged cache, for prefill, chunk, decode and mixed batches.
 
@@ -144,7 +148,14 @@ def attention(
         [t, num_heads, v_head_dim], dtype of query.
     """
     kernel = AttentionKernel(
-        query.shape[1], query.dtype, scale, causal=causal, window=window, softcap=softcap, split_keys=split_keys
+        query.shape[1],
+        query.dtype,
+        scale,
+        causal=causal,
+        window=window,
+        softcap=softcap,
+        split_keys=split_keys,
+        int16=int16,
     )
     return kernel.paged(query, planes, query_start_loc, seq_lens, block_table, sinks=sinks, lse=lse)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_cpu import _kernels
 from core_cpu.kernels.arguments import require
 
-__all__ = ["isa", "isa_levels", "num_threads", "set_num_threads"]
+__all__ = ["isa", "isa_levels", "num_threads", "rounds_attention", "set_num_threads"]
 
 
 def isa() -> str:
@@ -16,6 +16,11 @@ def isa() -> str:
 def isa_levels() -> list[str]:
     """Levels that this build and this machine share, from low to high."""
     return _kernels.isa_levels()
+
+
+def rounds_attention() -> bool:
+    """Whether attention in bfloat16 can round to int16 at the level in use."""
+    return _kernels.rounds_attention()
 
 
 def num_threads() -> int:
