@@ -180,7 +180,8 @@ def _keys_values(op: AttentionOp, args: AttentionArgs, span: Span, first: int) -
     """Keys and values of positions [first, seq_len), in the wide type, and which of them the request owns."""
     if args.cache is None:
         assert args.key is not None and args.value is not None, "ragged attention needs key and value"
-        key, value = (x[span.start : span.end][first : span.seq_len].to(wide(op)) for x in (args.key, args.value))
+        begin = span.end - span.seq_len  # of the request, also where the span is one of its queries alone
+        key, value = (x[begin + first : span.end].to(wide(op)) for x in (args.key, args.value))
         return key, value, torch.ones(len(key), dtype=torch.bool, device=key.device)
     key, owned = owned_keys(args.cache[0], args.plan, span, first)
     value, _ = owned_keys(args.cache[1], args.plan, span, first)

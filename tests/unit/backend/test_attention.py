@@ -148,9 +148,11 @@ def test_tokens_after_the_last_request_are_finite() -> None:
     assert out.isfinite().all() and (out[:2] == 2.0).all()
 
 
+@pytest.mark.parametrize("asked", [Determinism.D0, Determinism.D3])
 @pytest.mark.parametrize(("causal", "window"), [(True, 0), (True, 2), (False, 0)])
-def test_ragged_equals_torch_attention(causal: bool, window: int) -> None:
-    op = attention_op(features=frozenset({"ragged"}), causal=causal, window=window, v_head_dim=8)
+def test_ragged_equals_torch_attention(causal: bool, window: int, asked: Determinism) -> None:
+    ragged = frozenset({"ragged"})
+    op = attention_op(features=ragged, causal=causal, window=window, v_head_dim=8, determinism=asked)
     lens = [3, 1, 5]
     plan = make_plan(lens, lens)
     query, key, value = (torch.randn(9, heads, 8, dtype=torch.float64) for heads in (4, 2, 2))

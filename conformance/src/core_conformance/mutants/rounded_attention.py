@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from core.backend import Kind, Verdict
-from core.backend.ops import AttentionArgs, AttentionOp, OpSpec
+from core.backend.ops import AttentionArgs, AttentionOp, Determinism, OpSpec
 from core.backend.reference.cache import Span, owned_keys, spans
 from core.spec import DeviceInfo, DType
 from core_conformance.mutants.backend import Maker, MutantBackend
@@ -21,7 +21,7 @@ from core_conformance.subject import oracle
 
 __all__ = ["HONEST", "MUTANTS"]
 
-_CHECK = "L1/attention/rounded"
+_CHECK, _CHUNKS = "L1/attention/rounded", "L1/determinism/chunks-attention-rounded"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,7 @@ class _Form:
         one_key_scale: The same of keys.
         one_value_scale: The same of values.
         integer: Rounds.
+        least_queries: Requests with fewer queries in the step are left as they are.
     """
 
     query_top: float = 2047.0
@@ -51,17 +52,24 @@ class _Form:
     one_key_scale: bool = False
     one_value_scale: bool = False
     integer: Callable[[Tensor], Tensor] = torch.round
+    least_queries: int = 1
+
+
+_EXACT = _Form(integer=lambda x: x)
 
 
 def _rounding(form: _Form) -> Maker:
+    """The kernel where rounding is allowed; the reference for the rest, query by query as D3 wants it."""
+
     def make(op: AttentionOp) -> Callable[[Any], Any]:
         if not _rounds(op):
-            return oracle(op)
+            return oracle(dataclasses.replace(op, determinism=Determinism.D3))
 
         def attention(args: AttentionArgs) -> Tensor:
             out = args.query.new_zeros((*args.query.shape[:2], op.v_head_dim))
             for span in spans(args.plan):
-                mixed, lse = _attend(op, args, span, form)
+                pays = span.end - span.start >= form.least_queries
+                mixed, lse = _attend(op, args, span, form if pays else _EXACT)
                 out[span.start : span.end] = mixed.to(out.dtype)
                 if args.lse is not None:
                     args.lse[span.start : span.end] = lse.float()
@@ -132,6 +140,9 @@ class _Rounding(MutantBackend):
 class InSixteenBits(_Rounding):
     makers: ClassVar[Mapping[str, Maker]] = {"attention": _rounding(_Form())}
 
+    def __init__(self) -> None:
+        super().__init__(determinism=Determinism.D3)
+
 
 class InFinerIntegers(_Rounding):
     makers: ClassVar[Mapping[str, Maker]] = {
@@ -179,6 +190,13 @@ class OneWeightScale(_Rounding):
     makers: ClassVar[Mapping[str, Maker]] = {"attention": _rounding(_Form(chunk=1 << 20))}
 
 
+class LongRequestsAlone(_Rounding):
+    makers: ClassVar[Mapping[str, Maker]] = {"attention": _rounding(_Form(least_queries=12))}
+
+    def __init__(self) -> None:
+        super().__init__(determinism=Determinism.D3)
+
+
 class Undeclared(MutantBackend):
     makers: ClassVar[Mapping[str, Maker]] = {"attention": _rounding(_Form())}
 
@@ -205,11 +223,22 @@ MUTANTS: tuple[Mutant, ...] = (
     _mutant("one scale for a request's keys", OneKeyScale),
     _mutant("one scale for a request's values", OneValueScale),
     _mutant("one scale for a query's probabilities", OneWeightScale),
+    Mutant(
+        name="long requests alone are rounded, declared D3",
+        level="L1",
+        first=_CHUNKS,
+        also=(_CHECK, _CHUNKS),
+        backend=LongRequestsAlone,
+    ),
     _mutant("attention rounded and not declared", Undeclared),
     _mutant("rounded attention declared where nobody allowed it", DeclaredEverywhere),
 )
 
 HONEST: tuple[Honest, ...] = (
-    Honest(name="attention in 16 bits", backend=InSixteenBits, heads=("L1/attention",)),
+    Honest(
+        name="attention in 16 bits, declared D3",
+        backend=InSixteenBits,
+        heads=("L1/attention", "L1/determinism/chunks-att"),
+    ),
     Honest(name="attention in 16 bits, finer and in small chunks", backend=InFinerIntegers, heads=("L1/attention",)),
 )

@@ -115,6 +115,7 @@ def _layer_op(make: Callable[[DType], Layer]) -> Callable[[DType], Any]:
 _LAYERS: dict[str, Callable[[DType], Layer]] = {"conv1d": conv1d, "gated_delta": gated_delta, "ssd": ssd}
 _RUNS: dict[str, tuple[Callable[[DType], Any], Callable[[Subject, Any, Sequence[Part]], Tensor]]] = {
     "attention": (_attention_op(), _attention),
+    "attention-rounded": (_attention_op(quantize_activations=True), _attention),
     "attention-window": (_attention_op(window=7), _attention),
     "mla": (_mla_op, _mla),
     "index_topk": (_index_op, _index),
