@@ -134,10 +134,11 @@ def main() -> NoReturn:
     """Entry of the child process: reads a Launch message from standard input and serves it."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     lifeline = os.dup(0)
     if IMPORT_AHEAD in sys.argv:
         _import_ahead()
+    signal.signal(signal.SIGTERM, _end)  # no earlier: an import may take what it raises for a failure, and go on
     keep_heap()
     launch = _read_launch(lifeline)
     _detach_stdin()

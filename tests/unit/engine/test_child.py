@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import signal
+import sys
 
 import pytest
 from byte_tokenizer import byte_tokenizer
 from online import PATIENCE_S, ask
 from stub_runner import FACTORY, Script
 
+from core.engine import process
 from core.engine.args import engine_config
 from core.engine.async_engine import AsyncEngine
-from core.engine.child import EarlyProcess, start_process
+from core.engine.child import IMPORT_AHEAD, EarlyProcess, start_process
 from core.engine.health import RestartPolicy
 from core.engine.heap import collections_paused
 from core.errors import BackendNotFoundError
@@ -68,6 +71,20 @@ def test_a_process_ends_by_itself_when_its_parent_has_gone_before_the_launch() -
     assert early.process.stdin is not None
     early.process.stdin.close()
     assert early.process.wait(timeout=30) != 0
+
+
+def test_no_handler_can_raise_into_an_import_which_would_take_it_for_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, object] = {}
+    importing: list[object] = []
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(process, "_import_ahead", lambda: importing.append(handlers[signal.SIGTERM]))
+    monkeypatch.setattr(process, "_read_launch", lambda fd: sys.exit(7))
+    monkeypatch.setattr(process, "keep_heap", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["engine", IMPORT_AHEAD])
+    with pytest.raises(SystemExit, match="7"):
+        process.main()
+    assert importing == [signal.SIG_DFL]
+    assert callable(handlers[signal.SIGTERM]), "it closes the device once there is one"
 
 
 def test_no_process_is_started_for_a_device_that_is_not_there() -> None:
