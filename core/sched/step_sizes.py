@@ -53,6 +53,8 @@ class StepSizes:
         if size > LARGEST_SIZE:
             return
         found = self._ratios.setdefault((paid_size(num_decodes), size), _Ratios())
+        if self._num_steps - found.last_step > _FORGET_AFTER:
+            found.values.clear()  # else a first new step would bring the old ones back
         found.values.append(ratio)
         found.median = statistics.median(found.values)
         found.last_step = self._num_steps

@@ -181,6 +181,22 @@ def test_a_size_that_was_too_slow_is_left_until_it_is_forgotten() -> None:
     for _ in range(1001):
         sizes.observe(4, 4, 1.2)
     assert sizes.fitting(4, 16, 1.8) == 16
+    for _ in range(3):
+        sizes.observe(4, 12, 1.4)
+        assert sizes.fitting(4, 16, 1.8) >= 16, "a new step brings no old ones back"
+
+
+def test_prompts_recover_from_a_neighbour_that_slowed_the_device_for_a_while() -> None:
+    server = TimedServer(Costs(token=0.0005, noise=lambda: 2.2 if 3.0 < server.now < 6.0 else 1.0))
+    for index in range(4):
+        server.add(f"stream{index}", 64, 3000)
+    server.run_until(3.0)
+    for index in range(12):
+        server.add(f"prompt{index}", 2048, 1)  # there is a prompt in every step from here on
+    server.run_until(27.0)
+    begin = len(server.loads)
+    server.run_until(29.0)
+    assert min(tokens for _, tokens in server.loads[begin:]) >= 12
 
 
 def test_a_larger_size_is_tried_where_the_smaller_one_leaves_room_for_it() -> None:
