@@ -242,6 +242,25 @@ def test_a_value_that_is_not_finite_reaches_the_rows_that_see_it_and_no_other() 
 
 
 @in_int16
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("of_all_keys", [False, True])
+def test_a_query_or_keys_that_are_not_finite_do_not_give_numbers(bad: float, of_all_keys: bool) -> None:
+    torch.manual_seed(2)
+    case = Case([(200, 200)], dtype=torch.bfloat16, int16=True)
+    query, keys, values, _ = random_case(case)
+    if of_all_keys:
+        keys[0][:, 0, 5] = bad
+    else:
+        query[150, 1, 7] = bad
+    planes, table = fill_cache(case, keys, values)
+    out, _ = run_paged(case, query, planes, table, None)
+    hit = torch.zeros(200, 6, dtype=torch.bool)
+    hit[:, :3] = of_all_keys
+    hit[150, 1] = True
+    assert torch.equal(torch.isfinite(out).all(-1), ~hit)
+
+
+@in_int16
 def test_zeros_and_numbers_of_very_different_sizes_are_rounded_by_row() -> None:
     torch.manual_seed(4)
     case = Case([(70, 70)], dtype=torch.bfloat16, int16=True)

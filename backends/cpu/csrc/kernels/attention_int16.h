@@ -15,6 +15,12 @@ constexpr float kLeast = 1e-30f;        // smaller magnitudes are zero: their in
 // Magnitude of the largest element of a query and of a key; d products of them stay below 2^31.
 CORE_INLINE float qk_top(int64_t d) { return __builtin_floorf(__builtin_sqrtf(2147483648.f / float(d))) - 1.f; }
 
+CORE_INLINE float largest_bits(I magnitudes) {
+  int32_t lanes[4];
+  reduce4({magnitudes, magnitudes, magnitudes, magnitudes}, true, lanes);
+  return bits_float(uint32_t(lanes[0]));
+}
+
 // What elements are multiplied with; 0 where the largest magnitude is too small.
 CORE_INLINE F inverse_of(F magnitude, float top) {
   return select_lt(set1(kLeast), magnitude, div(set1(top), magnitude), zero());
@@ -32,10 +38,10 @@ static void pack_queries_int16(const AttentionArgs& a, const AttentionTask& t, c
     int mr = rows_for(s.rows - m0, kMaxRows);
     for (int m = 0; m < mr; m++) {
       const BF16* x = query_row<BF16>(a, t, q, s.row0 + m0 + m);
-      F top = zero();
-      for (int64_t k = 0; k < d; k += 16) top = vmax(top, vabs(load_part(x + k, d - k)));
-      float largest = hmax(top);
-      s.q_scale[m0 + m] = largest > kLeast ? largest / most : 1.f;
+      I top = zeroi();  // magnitudes as bits, which order as the values do: infinities and NaN come last
+      for (int64_t k = 0; k < d; k += 16) top = maxi(top, andi(as_int(load_part(x + k, d - k)), set1i(0x7fffffff)));
+      float largest = largest_bits(top);
+      s.q_scale[m0 + m] = largest > kLeast ? largest / most : largest * 0.f + 1.f;  // NaN stays NaN
       F inverse = inverse_of(set1(largest), most);
       auto* out = static_cast<uint32_t*>(s.q) + m0 * d / 2 + m;
       for (int64_t k = 0; k < d; k += 16) {
@@ -185,6 +191,7 @@ static void softmax_int16(const AttentionArgs& a, const Chunk& c, RowState& s) {
     for (int64_t i = 0; i < count; i++) {
       inverse[i] = mosts[i] > kLeast ? kProbabilityTop / mosts[i] : 0.f;
       s.p_scale[row0 + i] = shift[i].none ? 0.f : mosts[i] * (1.f / kProbabilityTop);
+      if (!(sums[i] < __builtin_inff())) s.p_scale[row0 + i] = __builtin_nanf("");  // of a query or key that is not finite
       if (!s.finite) s.p_scale[row0 + i] += poison(c, s, row0 + i);
     }
     for (int64_t i = 0; i < count; i++) {
