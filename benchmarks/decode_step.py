@@ -1,7 +1,7 @@
 """Time of a decode step, recorded and call by call, in turn in one process.
 
     python benchmarks/decode_step.py MODEL [--device cpu] [--requests 1] [--tokens 48] [--rounds 5]
-        [--quantize-activations] [--profile | --host]
+        [--quantize-activations] [--deterministic] [--profile | --host]
 
 Prints the smallest and the median milliseconds a step, by the clock and of processor time. A model of many layers and
 hardly any width shows what the host costs. `--profile` (device cpu) prints instead where the recorded calls spend it,
@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quantize-activations", action="store_true")
+    parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--host", action="store_true")
     args = parser.parse_args()
@@ -121,6 +122,7 @@ def main() -> None:
         "max_num_seqs": args.requests,
         "num_blocks": 64 + 16 * args.requests,
         "quantize_activations": args.quantize_activations,
+        "deterministic": args.deterministic,
     }
     if args.profile or args.host:
         with LLM(args.model, **common) as llm:

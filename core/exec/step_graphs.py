@@ -16,6 +16,7 @@ from core.exec.step_arrays import StepArrays, StepBuffers
 from core.kv.groups import KVCacheGroups
 from core.models.base import CausalLM
 from core.sched.output import ScheduledRequest
+from core.sched.step_sizes import paid_size
 
 __all__ = ["GraphRule", "RecordedStep", "StepGraphs", "graph_rule", "padded_size"]
 
@@ -75,10 +76,7 @@ def graph_rule(backend: Backend, table: OpTable, *, enforce_eager: bool = False,
 
 def padded_size(num_reqs: int, most: int) -> int | None:
     """Requests of the recorded step that serves `num_reqs`: 1, 2, 4, 8, then multiples of 8; None above `most`."""
-    if num_reqs > most:
-        return None
-    size = 1 << (num_reqs - 1).bit_length() if num_reqs <= 8 else -(-num_reqs // 8) * 8
-    return min(size, most)
+    return None if num_reqs > most else min(paid_size(num_reqs), most)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -20,7 +20,7 @@ _FORGET_AFTER = 1000
 def paid_size(num_rows: int) -> int:
     """Rows that a step pays for which has `num_rows`: sizes are 0, 1, 2, 4, 8, and multiples of 8.
 
-    Recorded steps come in these sizes (`core.exec.step_graphs`), and kernels work by such pieces.
+    Recorded steps are made in these sizes (`core.exec.step_graphs`), and kernels work by such pieces.
     """
     return -(-num_rows // 8) * 8 if num_rows > 8 else num_rows and 1 << (num_rows - 1).bit_length()
 
